@@ -1,0 +1,36 @@
+"""A small weighted memory of everything a model has been trained on.
+
+The whole public API, grouped by what it is for.
+"""
+
+from recollect import datasets, models, streams
+from recollect.batch import Batch
+from recollect.embedding import GradientEmbedding
+from recollect.learners import GDumb
+from recollect.memories import GradientMatching, Memory, Reservoir, load_memory
+from recollect.pursuit import Coreset, pursue
+from recollect.selection import PAPER, matching_error, select
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # Selecting, once
+    "select",
+    "pursue",
+    "Coreset",
+    "GradientEmbedding",
+    "PAPER",
+    "matching_error",
+    # Remembering, as data arrives
+    "Memory",
+    "GradientMatching",
+    "Reservoir",
+    "Batch",
+    "load_memory",
+    # Learning
+    "GDumb",
+    # Streams, data, models
+    "datasets",
+    "streams",
+    "models",
+]

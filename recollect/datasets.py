@@ -1,0 +1,136 @@
+"""The paper's data sets, ready to train on."""
+
+import os
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+
+SPLIT_SEED = 0  # the one split of sets that come without: fixed, whatever else is seeded
+
+
+class Examples(NamedTuple):
+    """Inputs and targets of one part."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A classification problem: a part to train on and a part to test on.
+
+    Example:
+        >>> digits = load("digits")
+        >>> digits.train.inputs.shape, digits.n_classes
+        (torch.Size([1437, 1, 8, 8]), 10)
+    """
+
+    train: Examples
+    test: Examples
+    n_classes: int
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return tuple(self.train.inputs.shape[1:])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a set comes from: its number at OpenML and what its rows look like."""
+
+    openml_id: int
+    rows: int
+    n_classes: int
+    image_shape: tuple[int, int, int] | None = None
+    n_train: int | None = None  # rows of the provided training part, which come first
+
+
+SOURCES = {
+    "covertype": Source(1596, 581_012, 7),
+    "ldpa": Source(1483, 164_860, 11),
+    "walking-activity": Source(1509, 149_332, 22),
+    "mnist": Source(554, 70_000, 10, (1, 28, 28), 60_000),
+    "fashion-mnist": Source(40996, 70_000, 10, (1, 28, 28), 60_000),
+    "cifar-10": Source(40927, 60_000, 10, (3, 32, 32), 50_000),
+}
+
+NAMES = ("digits", *SOURCES)
+
+
+def load(name: str, folder: str | PathLike[str] | None = None) -> Dataset:
+    """A data set by name, from `folder`, else from `$RECOLLECT_DATA`, else from the user's cache.
+
+    Images are scaled to [0, 1]; tables are standardised by the training part's statistics. Sets that come without a
+    split get one fixed, stratified split in 80 and 20 percent.
+    """
+    if name == "digits":
+        images, targets = load_digits(return_X_y=True)
+        return _split_images(images.reshape(-1, 1, 8, 8).astype(np.float32) / 16, targets)
+    if name not in SOURCES:
+        raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
+    path = find(name, folder)
+    if path is None:
+        places = ", ".join(str(place) for place in _places(folder))
+        raise FileNotFoundError(f"{name}.npz must be in one of {places}, got none")
+    with np.load(path, allow_pickle=False) as arrays:
+        if "train_inputs" in arrays:
+            parts = [
+                Examples(torch.from_numpy(arrays[f"{part}_inputs"]).float() / 255, _targets(arrays[f"{part}_targets"]))
+                for part in ("train", "test")
+            ]
+            return Dataset(parts[0], parts[1], SOURCES[name].n_classes)
+        return _split_table(arrays["inputs"].astype(np.float32), arrays["targets"], SOURCES[name].n_classes)
+
+
+def find(name: str, folder: str | PathLike[str] | None = None) -> Path | None:
+    """The file of a data set, if it is there."""
+    return next((path for place in _places(folder) if (path := place / f"{name}.npz").is_file()), None)
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "recollect"
+
+
+def _places(folder: str | PathLike[str] | None) -> list[Path]:
+    if folder is not None:
+        return [Path(folder)]
+    named = os.environ.get("RECOLLECT_DATA")
+    return [Path(named), cache_folder()] if named else [cache_folder()]
+
+
+def _targets(values: NDArray[np.generic]) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _stratified(targets: NDArray[np.generic]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    train, test = train_test_split(np.arange(len(targets)), test_size=0.2, random_state=SPLIT_SEED, stratify=targets)
+    return np.sort(train), np.sort(test)
+
+
+def _split_images(images: NDArray[np.float32], targets: NDArray[np.generic]) -> Dataset:
+    train, test = _stratified(targets)
+    parts = [Examples(torch.from_numpy(images[rows]), _targets(targets[rows])) for rows in (train, test)]
+    return Dataset(parts[0], parts[1], int(targets.max()) + 1)
+
+
+def _split_table(inputs: NDArray[np.float32], targets: NDArray[np.generic], n_classes: int) -> Dataset:
+    train, test = _stratified(targets)
+    mean = inputs[train].mean(0, dtype=np.float64)
+    deviation = inputs[train].std(0, dtype=np.float64)
+    deviation[deviation == 0] = 1
+    parts = [
+        Examples(torch.from_numpy(((inputs[rows] - mean) / deviation).astype(np.float32)), _targets(targets[rows]))
+        for rows in (train, test)
+    ]
+    return Dataset(parts[0], parts[1], n_classes)

@@ -1,0 +1,125 @@
+"""Draws from p(theta): freshly initialised models, ready for gradients."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from recollect.batch import Inputs, forward
+from recollect.randomness import seeded
+
+MakeModel: TypeAlias = Callable[[], nn.Module]
+"""A function of no arguments that returns a freshly initialised model: each call is one draw."""
+
+Init: TypeAlias = str | Callable[[nn.Module], object]
+"""How to initialise: a name, or a function that redraws the parameters of the model it is given."""
+
+CALIBRATION_ROWS = 256
+"""How many examples of the stream set the statistics of BatchNorm layers."""
+
+_NORMALISATIONS = (_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+def _kaiming_uniform(module: nn.Linear | _ConvNd, fan_in: int) -> None:
+    nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5))
+    if module.bias is not None:
+        nn.init.uniform_(module.bias, -1 / math.sqrt(fan_in), 1 / math.sqrt(fan_in))
+
+
+def _kaiming_normal(module: nn.Linear | _ConvNd, fan_in: int) -> None:
+    nn.init.kaiming_normal_(module.weight, a=math.sqrt(5))
+    if module.bias is not None:
+        nn.init.normal_(module.bias, std=1 / math.sqrt(3 * fan_in))  # the variance of the uniform one
+
+
+_INITIALISERS = {"kaiming_uniform": _kaiming_uniform, "kaiming_normal": _kaiming_normal}
+
+
+def check_init(init: Init) -> None:
+    if not callable(init) and init != "default" and init not in _INITIALISERS:
+        names = ", ".join(map(repr, ["default", *_INITIALISERS]))
+        raise ValueError(f"init must be one of {names} or a function of a model, got {init!r}")
+
+
+def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: float = 1.0) -> nn.Module:
+    """One draw from p(theta), in evaluation mode; the global random state is left as found."""
+    with seeded(seed):
+        model = make_model()
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"make_model must return a torch.nn.Module, got {type(model).__name__}")
+        with torch.no_grad():
+            if callable(init):
+                init(model)
+            elif init != "default":
+                for module in model.modules():
+                    if isinstance(module, nn.Linear | _ConvNd):
+                        _INITIALISERS[init](module, module.weight[0].numel())
+            if scale != 1.0:
+                _scale_draws(model, scale)
+    return model.eval()
+
+
+def _scale_draws(model: nn.Module, scale: float) -> None:
+    """Multiply what was drawn; the gains and shifts of normalisations are constants, not draws."""
+    for module in model.modules():
+        if not isinstance(module, _NORMALISATIONS):
+            for parameter in module.parameters(recurse=False):
+                parameter.mul_(scale)
+
+
+def untrained_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
+    """BatchNorm layers that keep statistics and have not seen data yet, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and module.num_batches_tracked is not None and not module.num_batches_tracked
+    }
+
+
+def calibrate(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+    """Give fresh BatchNorm layers the statistics of these examples; returns what was set, by name.
+
+    At initialisation the running statistics are zero and one, so that in evaluation mode the layers do
+    nothing and a deep network's activations grow block by block. They are taken once and then
+    frozen, because embeddings must stay constant over the stream.
+    """
+    layers = untrained_batchnorms(model)
+    if not layers:
+        return {}
+    momenta = {name: layer.momentum for name, layer in layers.items()}
+    for layer in layers.values():
+        layer.momentum = None  # a plain average, so that one pass sets the statistics fully
+        layer.train()
+    with torch.no_grad():
+        forward(model, inputs)
+    for name, layer in layers.items():
+        layer.momentum = momenta[name]
+        layer.eval()
+    return {
+        f"{name}.{statistic}": getattr(layer, statistic).clone()
+        for name, layer in layers.items()
+        for statistic in ("running_mean", "running_var")
+    }
+
+
+def set_statistics(model: nn.Module, statistics: dict[str, Tensor]) -> None:
+    """Put back what `calibrate` returned."""
+    buffers = dict(model.named_buffers())
+    for name, value in statistics.items():
+        buffers[name].copy_(value)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Switch off the fused inference path of transformers, which bypasses the layers we listen to."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

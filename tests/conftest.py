@@ -1,0 +1,34 @@
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+from recollect import datasets
+
+hypothesis.settings.register_profile("recollect", deadline=None, derandomize=True, max_examples=60)
+hypothesis.settings.load_profile("recollect")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def global_random_state_is_left_alone() -> Iterator[None]:
+    """No code of ours may draw from, or reseed, the global generators."""
+    before, before_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    yield
+    assert torch.equal(torch.get_rng_state(), before), "torch's global random state was changed"
+    after = np.random.get_state()  # noqa: NPY002
+    assert np.array_equal(after[1], before_numpy[1]), "numpy's global random state was changed"
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def needs_data(name: str) -> pytest.MarkDecorator:
+    missing = datasets.find(name) is None
+    where = os.environ.get("RECOLLECT_DATA", "unset")
+    return pytest.mark.skipif(missing, reason=f"{name}.npz is not there (RECOLLECT_DATA is {where})")

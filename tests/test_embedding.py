@@ -1,0 +1,354 @@
+import math
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recollect as rc
+from recollect.embedding.initialisations import draw_model
+from recollect.embedding.projections import Kronecker, Projection, Sparse
+from tests.networks import LABELS, NETWORKS, Strange
+from tests.oracles import gradients_by_torch_func
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    return float((a - b).norm() / b.norm())
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_unprojected_embeddings_equal_the_gradients_of_torch_func(network: str) -> None:
+    make_model, inputs = NETWORKS[network]
+    embedding = rc.GradientEmbedding(make_model, inits=2, projection=None, batch_size=4)
+    embeddings = embedding.embed(inputs, LABELS)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            truth = gradients_by_torch_func(embedding, inputs, LABELS)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert embeddings.shape == truth.shape
+    assert relative_difference(embeddings, truth) < 1e-5
+
+
+def test_rules_are_used_where_they_hold_and_only_there() -> None:
+    make_model, inputs = NETWORKS["strange"]
+    embedding = rc.GradientEmbedding(make_model, inits=1, projection=None)
+    embedding.embed(inputs, LABELS)
+    assert embedding._plan is not None
+    assert set(embedding._plan.rules) == {"twice", "head"}
+    assert set(embedding._plan.rest) == {
+        *("first.weight", "first.bias", "gain", "by_hand.weight", "by_hand.bias"),
+        *("positions_first.weight", "positions_first.bias"),
+    }
+
+
+@pytest.mark.parametrize("network", ["mlp", "cnn", "resnet", "tokens"])
+def test_common_layers_need_no_vmap(network: str) -> None:
+    make_model, inputs = NETWORKS[network]
+    embedding = rc.GradientEmbedding(make_model, inits=1)
+    embedding.embed(inputs, LABELS)
+    assert embedding._plan is not None
+    assert embedding._plan.rest == []
+
+
+def test_the_last_layer_is_the_closed_form() -> None:
+    """App. A.2, with the gradient of cross-entropy as softmax minus one-hot."""
+    make_model, inputs = NETWORKS["mlp"]
+    embedding = rc.GradientEmbedding(make_model, inits=3, layers="last", projection=None)
+    embeddings = embedding.embed(inputs, LABELS)
+    blocks = []
+    for s in range(3):
+        model = embedding._model(s)
+        assert isinstance(model, nn.Sequential)
+        with torch.no_grad():
+            h = model[:-1](inputs)
+            delta = torch.softmax(model(inputs), 1) - nn.functional.one_hot(LABELS, 3)
+        blocks += [(delta[:, :, None] * h[:, None, :]).flatten(1), delta]
+    assert relative_difference(embeddings, torch.cat(blocks, 1) / math.sqrt(3)) < 1e-6
+
+
+def test_the_last_layer_needs_no_backward_pass_through_the_rest() -> None:
+    graphs = []
+
+    class Watched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.body(x)
+            graphs.append(h.requires_grad)
+            return self.head(h)  # type: ignore[no-any-return]
+
+    embedding = rc.GradientEmbedding(Watched, inits=1, layers="last")
+    embedding.embed(NETWORKS["mlp"][1], LABELS)
+    graphs.clear()
+    embedding.embed(NETWORKS["mlp"][1], LABELS)
+    assert graphs == [False]
+
+
+def test_layers_can_be_named() -> None:
+    make_model, inputs = NETWORKS["mlp"]
+    last = rc.GradientEmbedding(make_model, inits=1, layers="last", projection=None).embed(inputs, LABELS)
+    named = rc.GradientEmbedding(make_model, inits=1, layers="5", projection=None).embed(inputs, LABELS)
+    assert torch.equal(last, named)
+    two = rc.GradientEmbedding(make_model, inits=1, layers=["1", "5"], projection=None).embed(inputs, LABELS)
+    assert two.shape[1] == 7 * 128 + last.shape[1]
+    with pytest.raises(ValueError, match=r"layers must be 'all', 'last' or among '0'.* got 'head'"):
+        rc.GradientEmbedding(make_model, layers="head").embed(inputs, LABELS)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error", "own"])
+def test_any_loss_per_example(loss: str) -> None:
+    make_model, inputs = NETWORKS["mlp"]
+    targets = LABELS if loss == "cross_entropy" else torch.randn(7, 3, generator=torch.Generator().manual_seed(2))
+
+    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).abs().pow(1.5).mean(1)
+
+    embedding = rc.GradientEmbedding(make_model, loss=own if loss == "own" else loss, inits=2, projection=None)
+    embeddings = embedding.embed(inputs, targets)
+    assert relative_difference(embeddings, gradients_by_torch_func(embedding, inputs, targets)) < 1e-5
+
+
+def test_frozen_parameters_do_not_count() -> None:
+    def make_model() -> nn.Module:
+        model = rc.models.mlp(6, 3)
+        model[1].requires_grad_(False)
+        return model
+
+    embeddings = rc.GradientEmbedding(make_model, inits=1, projection=None).embed(NETWORKS["mlp"][1], LABELS)
+    assert embeddings.shape[1] == 128 * 129 + 3 * 129
+
+
+def test_inputs_may_be_a_dict_or_a_tuple() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 3), nn.Linear(4, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.a(left) + self.b(right)  # type: ignore[no-any-return]
+
+    left, right = NETWORKS["mlp"][1][:, :2], NETWORKS["mlp"][1][:, 2:]
+    by_name = rc.GradientEmbedding(Two, inits=2).embed({"left": left, "right": right}, LABELS)
+    by_place = rc.GradientEmbedding(Two, inits=2).embed((left, right), LABELS)
+    assert torch.equal(by_name, by_place)
+
+
+@pytest.mark.parametrize("projection", ["sparse", "kronecker", None])
+@pytest.mark.parametrize("network", ["mlp", "convolutions", "transformer", "strange"])
+def test_the_batch_size_changes_nothing(network: str, projection: "str | None") -> None:
+    make_model, inputs = NETWORKS[network]
+    embed = partial(rc.GradientEmbedding, make_model, inits=2, dim=50, projection=projection, seed=3)
+    whole = embed(batch_size=100).embed(inputs, LABELS)
+    for batch_size in (1, 3):
+        assert relative_difference(embed(batch_size=batch_size).embed(inputs, LABELS), whole) < 1e-5
+
+
+@pytest.mark.parametrize("projection", ["sparse", "kronecker"])
+def test_embedding_is_linear_projection_of_the_gradient(projection: str) -> None:
+    """The same draw applied to gradients that were formed, and to their factors, agrees."""
+    make_model, inputs = NETWORKS["convolutions"]
+    embedding = rc.GradientEmbedding(make_model, inits=1, dim=40, projection=projection)  # type: ignore[arg-type]
+    embeddings = embedding.embed(inputs, LABELS).double()
+    gradients = rc.GradientEmbedding(make_model, inits=1, projection=None).embed(inputs, LABELS).double()
+    # A linear map that takes seven independent gradients to seven embeddings preserves linear relations.
+    mix = torch.randn(7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    coefficients = torch.linalg.lstsq(gradients.T, (mix @ gradients).T).solution
+    assert relative_difference(coefficients.T @ embeddings, mix @ embeddings) < 1e-5
+
+
+def all_ones_projected(projection: Projection, sizes: dict[str, int]) -> Tensor:
+    """The projection as a dense matrix, D x d, one unit vector at a time."""
+    D = sum(sizes.values())
+    out = torch.zeros(D, projection.width)
+    start = 0
+    for name, size in sizes.items():
+        unit = torch.zeros(D, size)
+        unit[start : start + size] = torch.eye(size)
+        projection.add_parameter(out, name, unit)
+        start += size
+    return out
+
+
+@pytest.mark.parametrize("kind", ["sparse", "kronecker"])
+def test_projections_keep_inner_products_in_expectation(kind: str, generator: torch.Generator) -> None:
+    """E[P^T P] = I: the mean over many draws is within five standard errors of the identity, entry by entry."""
+    draws, D, dim = 600, 24, 16
+    sizes = {"fc.weight": 20, "fc.bias": 4}
+    products = []
+    for _ in range(draws):
+        if kind == "sparse":
+            P = all_ones_projected(Sparse(sizes, dim, generator), sizes)
+        else:
+            projection = Kronecker(sizes, {"fc": (4, 6)}, dim, generator, widening=0.75)  # 3 x 4 of 4 x 6
+            factors_out, factors_in = projection._factors["fc"]
+            assert factors_out is not None
+            assert factors_in is not None
+            dense = torch.kron(factors_out, factors_in).T  # rows (out, in + bias)
+            P = torch.zeros(D, dim)
+            projection.add_parameter(P, "fc", dense)
+        products.append(P @ P.T)
+    stacked = torch.stack(products)
+    error = stacked.std(0) / math.sqrt(draws)
+    assert ((stacked.mean(0) - torch.eye(D)).abs() <= 5 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize(("projection", "spread"), [("sparse", 1.5), ("kronecker", 4.0)])
+def test_inner_products_are_kept_within_the_expected_spread(projection: str, spread: float) -> None:
+    """The spread of an inner product over draws is about sqrt((|x|^2 |y|^2 + <x, y>^2) / d)."""
+    make_model, inputs = NETWORKS["mlp"]
+    exact = rc.GradientEmbedding(make_model, inits=1, projection=None).embed(inputs, LABELS)
+    K = exact @ exact.T
+    norms = K.diagonal()
+    expected = ((norms[:, None] * norms + K**2) / 500).sqrt()
+    errors = []
+    for seed in range(40):
+        embedding = rc.GradientEmbedding(make_model, inits=1, dim=500, projection=projection, seed=seed)  # type: ignore[arg-type]
+        # The same model at every seed, so that only the projection varies.
+        embedding._model = lambda s: draw_model(make_model, _first_model_seed)  # type: ignore[method-assign]
+        embeddings = embedding.embed(inputs, LABELS)
+        errors.append((embeddings @ embeddings.T - K) / expected)
+    stacked = torch.stack(errors)
+    assert float(stacked.square().mean().sqrt()) < spread
+    assert (stacked.mean(0).abs() < 5 * stacked.std(0) / math.sqrt(40) + 1e-6).all()
+
+
+_first_model_seed = rc.randomness.derive_seed(0, "model", 0)  # type: ignore[attr-defined]
+
+
+def test_sparse_density_and_memory_are_those_of_the_paper(generator: torch.Generator) -> None:
+    D, dim = 40_000, 100
+    projection = Sparse({"w": D}, dim, generator)
+    columns, _, values = projection._blocks["w"]
+    expected = dim * math.sqrt(D)
+    assert abs(len(columns) - expected) < 5 * math.sqrt(expected)
+    assert values.abs().unique().tolist() == pytest.approx([1 / math.sqrt(dim / math.sqrt(D))])
+    assert abs(float(values.sign().mean())) < 5 / math.sqrt(len(values))
+
+
+def test_short_gradients_are_kept_exactly() -> None:
+    make_model, inputs = NETWORKS["mlp"]
+    exact = rc.GradientEmbedding(make_model, inits=2, layers="last", projection=None).embed(inputs, LABELS)
+    kept = rc.GradientEmbedding(make_model, inits=2, layers="last", dim=1000).embed(inputs, LABELS)
+    assert torch.equal(exact, kept)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others() -> None:
+    make_model, inputs = NETWORKS["mlp"]
+    first, again, other = (
+        rc.GradientEmbedding(make_model, inits=2, seed=seed).embed(inputs, LABELS) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert relative_difference(other, first) > 0.1
+
+
+@pytest.mark.parametrize("init", ["kaiming_uniform", "kaiming_normal", "own"])
+def test_initialisations_have_the_right_spread(init: str) -> None:
+    def own(model: nn.Module) -> None:
+        for p in model.parameters():
+            nn.init.normal_(p, std=1 / math.sqrt(3 * 400))
+
+    model = draw_model(lambda: nn.Linear(400, 400), 0, own if init == "own" else init, scale=2.0)
+    for parameter in model.parameters():
+        assert float(parameter.detach().std()) == pytest.approx(2 / math.sqrt(3 * 400), rel=0.1)
+
+
+def test_scaling_the_initialisation_leaves_gains_of_normalisations_alone() -> None:
+    model = draw_model(lambda: nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.BatchNorm1d(3)), 0, scale=0.5)
+    assert isinstance(model, nn.Sequential)
+    assert (model[1].weight == 1).all()
+    assert (model[2].weight == 1).all()
+
+
+def test_fresh_batchnorm_layers_get_the_statistics_of_the_first_examples() -> None:
+    make_model, inputs = NETWORKS["resnet"]
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    embedding.embed(inputs, LABELS)
+    assert embedding.statistics is not None
+    mean = embedding.statistics[0]["bn1.running_mean"]
+    with torch.no_grad():
+        model = embedding._model(0)
+        assert isinstance(model, rc.models.ResNet)
+        assert torch.allclose(mean, model.conv1(inputs).mean((0, 2, 3)), atol=1e-5)
+    first = embedding.embed(inputs, LABELS)
+    embedding.embed(inputs + 5, LABELS)  # later examples do not move them
+    assert torch.equal(embedding.embed(inputs, LABELS), first)
+    assert torch.equal(embedding.statistics[0]["bn1.running_mean"], mean)
+
+
+def test_double_precision_inputs_and_arrays_are_accepted() -> None:
+    make_model, inputs = NETWORKS["mlp"]
+    reference = rc.GradientEmbedding(make_model, inits=1).embed(inputs, LABELS)
+    arrays = rc.GradientEmbedding(make_model, inits=1).embed(inputs.double().numpy(), LABELS.int().numpy())
+    assert relative_difference(arrays, reference) < 1e-5
+
+
+def scalar_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+class Detached(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).detach()
+
+
+SHARED = nn.Linear(6, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: rc.GradientEmbedding(SHARED), "make_model must be a function that returns a new model"),
+        (lambda: rc.GradientEmbedding(3), "make_model must be a function that returns a new model, got int"),  # type: ignore[arg-type]
+        (lambda: rc.GradientEmbedding(lambda: 3), "make_model must return a torch.nn.Module, got int"),  # type: ignore[arg-type, return-value]
+        (lambda: rc.GradientEmbedding(lambda: SHARED), "make_model must return a new model at each call"),
+        (lambda: rc.GradientEmbedding(nn.Flatten), "at least one trainable parameter, got none"),
+        (lambda: rc.GradientEmbedding(lambda: Detached(6, 3)), "the loss must depend on the model's trainable"),
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], loss=scalar_loss), "one value per example, got shape ()"),
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], loss="hinge"), "loss must be one of 'cross_entropy'"),
+        (lambda: rc.GradientEmbedding(lambda: nn.Linear(6, 2)), "class numbers from 0 to 1, as the model has 2"),
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], inits=0), "inits must be a whole number of at least 1"),
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], projection="dense"), "projection must be 'sparse'"),  # type: ignore[arg-type]
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], init="xavier"), "init must be one of 'default'"),
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], init_scale=0.0), "init_scale must be a positive"),
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], seed=-1), "seed must be a whole number of at least 0"),
+        (lambda: rc.GradientEmbedding(lambda: nn.Conv1d(1, 3, 1), layers="last"), "needs a model with a linear"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(make: "partial[rc.GradientEmbedding]", message: str) -> None:
+    inputs = NETWORKS["mlp"][1]
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        embedding = make()
+        embedding.embed(inputs[:, None] if "linear" in message else inputs, LABELS)
+    assert message in str(caught.value)
+
+
+def test_nothing_of_a_failed_first_batch_remains() -> None:
+    make_model, inputs = NETWORKS["resnet"]
+    embedding = rc.GradientEmbedding(make_model, inits=1, dim=50, batch_size=4)
+    with pytest.raises(ValueError, match="class numbers"):
+        embedding.embed(inputs * 3, torch.tensor([0, 1, 2, 0, 1, 2, 9]))
+    expected = rc.GradientEmbedding(make_model, inits=1, dim=50, batch_size=4).embed(inputs, LABELS)
+    assert torch.equal(embedding.embed(inputs, LABELS), expected)
+
+
+def test_no_warnings_from_attention() -> None:
+    make_model, inputs = NETWORKS["transformer"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rc.GradientEmbedding(make_model, inits=1).embed(inputs, LABELS)
+
+
+def test_a_model_that_vmap_cannot_batch_is_still_right() -> None:
+    class Branching(Strange):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(2 * x) if float(x.detach().sum()) > 1e9 else super().forward(x)
+
+    inputs = NETWORKS["strange"][1]
+    plain = rc.GradientEmbedding(Strange, inits=1, projection=None).embed(inputs, LABELS)
+    branching = rc.GradientEmbedding(Branching, inits=1, projection=None).embed(inputs, LABELS)
+    assert relative_difference(branching, plain) < 1e-5

@@ -1,0 +1,188 @@
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recollect as rc
+from tests.networks import NETWORKS
+
+make_model = partial(rc.models.mlp, 4, 3, hidden=(16,))
+
+
+def examples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 4, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+def test_the_target_is_the_sum_of_exactly_the_embeddings_computed() -> None:
+    inputs, targets = examples(90)
+    memory = rc.GradientMatching(make_model, 10, inits=3, dim=50)
+    embedding = rc.GradientEmbedding(make_model, inits=3, dim=50)
+    total = torch.zeros(150, dtype=torch.float64)
+    for i in range(0, 90, 30):
+        memory.update(inputs[i : i + 30], targets[i : i + 30])
+        total += embedding.embed(inputs[i : i + 30], targets[i : i + 30]).double().sum(0)
+        assert float((memory.target - total).norm() / total.norm()) < 1e-12
+
+
+@pytest.mark.parametrize("projection", ["sparse", "kronecker", None])
+@pytest.mark.parametrize("sizes", [[1] * 90, [7, 50, 33], [89, 1]])
+def test_the_target_does_not_depend_on_how_the_stream_is_cut(sizes: list[int], projection: str) -> None:
+    inputs, targets = examples(90)
+    memories = [
+        rc.GradientMatching(make_model, 10, inits=2, dim=50, projection=projection)  # type: ignore[arg-type]
+        for _ in range(2)
+    ]
+    memories[0].update(inputs, targets)
+    for x, y in zip(inputs.split(sizes), targets.split(sizes), strict=True):
+        memories[1].update(x, y)
+    difference = (memories[0].target - memories[1].target).norm() / memories[0].target.norm()
+    assert float(difference) < 1e-6
+
+
+def test_one_update_is_the_one_shot_selection() -> None:
+    inputs, targets = examples(80)
+    memory = rc.GradientMatching(make_model, 10, inits=3, seed=4)
+    memory.update(inputs, targets)
+    coreset = rc.select(make_model, inputs, targets, 10, inits=3, seed=4)
+    order = coreset.indices.argsort()
+    assert torch.equal(memory.batch.ids, coreset.indices[order])
+    assert torch.equal(memory.batch.weights, coreset.weights[order].float())
+
+
+def test_old_examples_can_be_dropped_and_reweighted() -> None:
+    inputs, targets = examples(60)
+    memory = rc.GradientMatching(make_model, 10, inits=3)
+    memory.update(inputs[:30], targets[:30])
+    before = dict(zip(memory.batch.ids.tolist(), memory.batch.weights.tolist(), strict=True))
+    memory.update(inputs[30:], targets[30:])
+    after = dict(zip(memory.batch.ids.tolist(), memory.batch.weights.tolist(), strict=True))
+    stayed = before.keys() & after.keys()
+    assert stayed != before.keys()
+    assert stayed
+    assert all(before[i] != after[i] for i in stayed)
+
+
+def test_the_kept_match_the_whole_stream_better_than_a_reservoir() -> None:
+    inputs, targets = examples(600)
+    order = inputs[:, 0].argsort()
+    inputs, targets = inputs[order], targets[order]
+    ours, theirs = rc.GradientMatching(make_model, 40), rc.Reservoir(40)
+    for i in range(0, 600, 100):
+        for memory in (ours, theirs):
+            memory.update(inputs[i : i + 100], targets[i : i + 100])
+    errors = [rc.matching_error(make_model, (inputs, targets), m.batch) for m in (ours, theirs)]
+    assert errors[0] < 0.5 * errors[1]
+
+
+def test_embeddings_of_the_kept_are_reused_not_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    embed = rc.GradientEmbedding.embed
+
+    def counting(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: bool) -> Tensor:
+        counts.append(len(targets))
+        return embed(self, inputs, targets, **options)
+
+    monkeypatch.setattr(rc.GradientEmbedding, "embed", counting)
+    memory = rc.GradientMatching(make_model, 10, inits=1)
+    inputs, targets = examples(60)
+    for i in (0, 20, 40):
+        memory.update(inputs[i : i + 20], targets[i : i + 20])
+    assert counts == [20, 20, 20]
+
+
+def test_batchnorm_statistics_are_saved_with_the_memory(tmp_path: Path) -> None:
+    make_resnet, inputs = NETWORKS["resnet"]
+    inputs = torch.cat([inputs] * 3)
+    targets = torch.arange(21) % 3
+    steady = rc.GradientMatching(make_resnet, 4, inits=2, dim=60)
+    steady.update(inputs[:7], targets[:7])
+    steady.save(tmp_path)
+    resumed = rc.load_memory(tmp_path, make_resnet)
+    for memory in (steady, resumed):
+        memory.update(2 * inputs[7:] + 1, targets[7:])
+    assert torch.equal(steady.batch.weights, resumed.batch.weights)
+    assert torch.equal(steady.batch.ids, resumed.batch.ids)
+
+
+def test_dict_inputs(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 3), nn.Linear(4, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.a(left) + self.b(right)  # type: ignore[no-any-return]
+
+    inputs, targets = examples(40)
+    memory = rc.GradientMatching(Two, 6, inits=2)
+    memory.update({"left": inputs[:, :2], "right": inputs}, targets)
+    memory.save(tmp_path)
+    again = rc.load_memory(tmp_path, Two)
+    for m in (memory, again):
+        m.update({"left": inputs[:, 2:], "right": inputs + 1}, targets)
+    assert torch.equal(memory.batch.ids, again.batch.ids)
+    assert isinstance(again.batch.inputs, dict)
+
+
+def test_labels_out_of_range_change_nothing() -> None:
+    memory = rc.GradientMatching(make_model, 5, inits=2)
+    inputs, targets = examples(20)
+    with pytest.raises(ValueError, match=r"class numbers from 0 to 2, as the model has 3 outputs, got 3"):
+        memory.update(inputs, targets + 1)
+    assert len(memory) == memory.seen == 0
+    memory.update(inputs, targets)
+    untouched = rc.GradientMatching(make_model, 5, inits=2)
+    untouched.update(inputs, targets)
+    assert torch.equal(memory.batch.ids, untouched.batch.ids)
+
+
+def test_all_equal_examples_share_the_weight() -> None:
+    memory = rc.GradientMatching(make_model, 4, inits=2)
+    memory.update(torch.ones(20, 4), torch.ones(20, dtype=torch.long))
+    assert memory.batch.weights.tolist() == pytest.approx([5.0] * 4, rel=1e-4)
+
+
+def test_a_loaded_memory_without_make_model_can_be_read_but_not_updated(tmp_path: Path) -> None:
+    memory = rc.GradientMatching(make_model, 5, inits=2)
+    inputs, targets = examples(20)
+    memory.update(inputs, targets)
+    memory.save(tmp_path)
+    loaded = rc.load_memory(tmp_path)
+    assert len(loaded) == 5
+    with pytest.raises(ValueError, match="updating needs make_model, got None: pass it to load_memory"):
+        loaded.update(inputs, targets)
+
+
+def test_another_architecture_is_refused_on_resuming(tmp_path: Path) -> None:
+    memory = rc.GradientMatching(make_model, 5, inits=2)
+    inputs, targets = examples(20)
+    memory.update(inputs, targets)
+    memory.save(tmp_path)
+    loaded = rc.load_memory(tmp_path, partial(rc.models.mlp, 4, 3))
+    with pytest.raises(ValueError, match="make_model must draw the models that the memory was made with"):
+        loaded.update(inputs, targets)
+    assert loaded.seen == 20
+
+
+def test_functions_must_be_passed_again_on_loading(tmp_path: Path) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    memory = rc.GradientMatching(make_model, 5, inits=2, loss=loss)
+    inputs, targets = examples(20)
+    memory.update(inputs, targets)
+    memory.save(tmp_path)
+    with pytest.raises(ValueError, match="loss must be passed to load_memory, as functions are not saved"):
+        rc.load_memory(tmp_path, make_model)
+    resumed = rc.load_memory(tmp_path, make_model, loss=loss)
+    for m in (memory, resumed):
+        m.update(*examples(20, seed=1))
+    assert torch.equal(memory.batch.ids, resumed.batch.ids)
+
+
+def test_unknown_options_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"options must be among batch_size, .*, got 'lambda_'"):
+        rc.GradientMatching(make_model, 5, lambda_=3)  # type: ignore[call-arg]

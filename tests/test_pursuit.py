@@ -1,0 +1,190 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import orthogonal_mp_gram
+from torch import Tensor
+
+import recollect as rc
+from recollect.dictionary import InMemory
+from tests.oracles import fit_from_scratch, pursue_from_scratch
+
+
+def random_rows(n: int, dim: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, dim, generator=generator, dtype=torch.float64)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, int, float, str]:
+    """Candidates with duplicates and zero rows, a target, a size, a lambda and a centre."""
+    seed = draw(st.integers(0, 10_000))
+    n, dim = draw(st.integers(1, 40)), draw(st.integers(1, 12))
+    G = random_rows(n, dim, seed) + draw(st.sampled_from([0.0, 0.5]))
+    for _ in range(draw(st.integers(0, 5))):
+        i, j = draw(st.integers(0, n - 1)), draw(st.integers(0, n - 1))
+        G[i] = G[j] if draw(st.booleans()) else 0.0
+    if not G.any():
+        G[0, 0] = 1.0
+    target = G.sum(0) if draw(st.booleans()) else random_rows(1, dim, seed + 1)[0]
+    size = draw(st.integers(1, n))
+    regularization = draw(st.sampled_from([0.01, 0.1, 1.0, 10.0]))
+    return G, target, size, regularization, draw(st.sampled_from(["uniform", "zero"]))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_zero_centre_chooses_what_scikit_learn_chooses_on_the_shifted_gram_matrix(seed: int) -> None:
+    """Ridge pursuit equals plain pursuit on K + lambda I where no correlation is negative at its maximum."""
+    G = random_rows(60, 30, seed).abs()
+    g = G.sum(0)
+    regularization = 0.3 * float(G.square().sum(1).mean())
+    K = (G @ G.T).numpy() + regularization * np.eye(60)
+    weights = orthogonal_mp_gram(K, (G @ g).numpy(), n_nonzero_coefs=20)
+    coreset = rc.pursue(G, 20, center="zero", exact=True, nonnegative=False, regularization=0.3)
+    assert set(coreset.indices.tolist()) == set(np.flatnonzero(weights).tolist())
+    assert np.abs(weights[coreset.indices] - coreset.weights.numpy()).max() < 1e-8
+
+
+@given(problems())
+def test_weights_solve_the_regularised_normal_equations(problem: tuple[Tensor, Tensor, int, float, str]) -> None:
+    G, g, size, regularization, center = problem
+    for exact in (True, False):
+        coreset = rc.pursue(
+            G, size, target=g, regularization=regularization, relative=False, center=center, nonnegative=False,
+            exact=exact,
+        )  # type: ignore[call-overload, misc, unused-ignore] # fmt: skip
+        chosen = G[coreset.indices].numpy()
+        truth = fit_from_scratch(chosen, g.numpy(), regularization, center)
+        assert len(coreset) == size == len(set(coreset.indices.tolist()))
+        assert np.abs(coreset.weights.numpy() - truth).max() <= 1e-8 * max(1.0, np.abs(truth).max())
+        residual = g.numpy() - truth @ chosen
+        assert coreset.error == pytest.approx(np.linalg.norm(residual) / np.linalg.norm(g), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("center", ["uniform", "zero"])
+@pytest.mark.parametrize("seed", range(5))
+def test_exact_pursuit_is_algorithm_1(center: str, seed: int) -> None:
+    G = random_rows(80, 40, seed) + 0.3
+    regularization = 0.05 * float(G.square().sum(1).mean())
+    chosen, weights = pursue_from_scratch(G.numpy(), G.sum(0).numpy(), 25, regularization, center)
+    coreset = rc.pursue(G, 25, regularization=0.05, center=center, exact=True, nonnegative=False)  # type: ignore[arg-type]
+    assert coreset.indices.tolist() == chosen
+    assert np.abs(coreset.weights.numpy() - weights).max() < 1e-8
+
+
+def test_picks_in_a_pool_are_those_of_algorithm_1_on_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pool of everything, several picks per scan are exactly one pick per scan."""
+    monkeypatch.setattr("recollect.pursuit.POOL_PER_PICK", 10_000)
+    G = random_rows(300, 400) + 0.2
+    for center in ("uniform", "zero"):
+        exact = rc.pursue(G, 90, center=center, exact=True, regularization=0.02)  # type: ignore[arg-type]
+        pooled = rc.pursue(G, 90, center=center, exact=False, regularization=0.02)  # type: ignore[arg-type]
+        assert pooled.indices.tolist() == exact.indices.tolist()
+        assert torch.allclose(pooled.weights, exact.weights, atol=1e-8)
+
+
+def test_several_picks_per_scan_match_nearly_as_well_as_one() -> None:
+    G = (random_rows(2000, 300) * torch.linspace(2, 0.1, 300) + 0.3).float()
+    exact = rc.pursue(G, 200, exact=True)
+    fast = rc.pursue(G, 200)
+    assert fast.error <= 1.1 * exact.error
+
+
+@pytest.mark.parametrize("factor", [1e-4, 0.5, 3.0, 1e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scaling_all_embeddings_changes_neither_indices_nor_weights(factor: float, dtype: torch.dtype) -> None:
+    G = (random_rows(200, 50) + 0.3).to(dtype)
+    plain, scaled = rc.pursue(G, 30), rc.pursue(factor * G, 30)
+    assert plain.indices.tolist() == scaled.indices.tolist()
+    assert torch.allclose(plain.weights, scaled.weights, rtol=1e-4 if dtype == torch.float32 else 1e-9)
+
+
+def test_absolute_regularization_depends_on_the_scale() -> None:
+    G = random_rows(50, 20) + 0.3
+    plain, scaled = (rc.pursue(f * G, 10, relative=False, regularization=1.0) for f in (1.0, 100.0))
+    assert not torch.allclose(plain.weights, scaled.weights, rtol=1e-3)
+
+
+@given(problems())
+def test_nonnegative_weights_solve_their_own_normal_equations(
+    problem: tuple[Tensor, Tensor, int, float, str],
+) -> None:
+    G, g, size, regularization, center = problem
+    options = {"target": g, "regularization": regularization, "relative": False, "center": center}
+    dropped = rc.pursue(G, size, nonnegative=True, **options)  # type: ignore[arg-type]
+    clipped = rc.pursue(G, size, nonnegative="clip", **options)  # type: ignore[arg-type]
+    free = rc.pursue(G, size, nonnegative=False, **options)  # type: ignore[arg-type]
+    assert (dropped.weights >= 0).all()
+    assert torch.equal(clipped.weights, free.weights.clamp(min=0))
+    assert set(dropped.indices.tolist()) <= set(free.indices.tolist())
+    if len(dropped):
+        truth = fit_from_scratch(G[dropped.indices].numpy(), g.numpy(), regularization, center)
+        assert np.abs(dropped.weights.numpy() - truth).max() <= 1e-8 * max(1.0, np.abs(truth).max())
+
+
+def test_tolerance_stops_at_the_first_size_that_is_good_enough() -> None:
+    G = random_rows(200, 30) + 0.3
+    coreset = rc.pursue(G, None, tolerance=0.05, exact=True, nonnegative=False)
+    assert coreset.error <= 0.05
+    assert rc.pursue(G, len(coreset) - 1, exact=True, nonnegative=False).error > 0.05
+    assert len(rc.pursue(G, 3, tolerance=0.05)) == 3
+
+
+def test_the_target_may_be_anything() -> None:
+    coreset = rc.pursue(torch.eye(3), 2, target=torch.tensor([0.0, 2.0, 5.0]), regularization=0.0)
+    assert coreset.indices.tolist() == [2, 1]
+    assert torch.allclose(coreset.weights, torch.tensor([5.0, 2.0], dtype=torch.float64))
+    assert coreset.error < 1e-12
+
+
+def test_without_regularization_dependent_rows_are_passed_over() -> None:
+    G = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [2.0, 0.0]])
+    for exact in (True, False):
+        coreset = rc.pursue(G, 5, regularization=0.0, exact=exact)
+        assert sorted(coreset.indices.tolist()) == [2, 4]
+        assert coreset.error < 1e-12
+
+
+def test_equal_rows_share_the_weight() -> None:
+    coreset = rc.pursue(torch.ones(10, 3), 4)
+    assert coreset.weights.tolist() == pytest.approx([2.5] * 4)
+
+
+def test_late_picks_do_not_drown_in_rounding_errors() -> None:
+    """The target is five orders of magnitude above late correlations; float32 rows are enough all the same."""
+    generator = torch.Generator().manual_seed(0)
+    G = 0.05 * torch.randn(3000, 200, generator=generator) + 3.0
+    single, double = rc.pursue(G, 150, exact=True), rc.pursue(G.double(), 150, exact=True)
+    assert single.error <= 1.02 * double.error
+
+
+def test_several_parts_are_one_dictionary() -> None:
+    G = random_rows(50, 20) + 0.3
+    whole, parts = rc.pursue(G, 12), rc.pursue(InMemory(G[:7], G[7:7], G[7:]), 12)
+    assert whole.indices.tolist() == parts.indices.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((torch.ones(3, 2), 4), {}, "size must be between 1 and the 3 candidates, got 4: pass a smaller size"),
+        ((torch.ones(3, 2), 0), {}, "size must be between 1 and the 3 candidates, got 0"),
+        ((torch.ones(3, 2), 1.5), {}, "size must be between 1 and the 3 candidates, got 1.5"),
+        ((torch.ones(3, 2), None), {}, "size or tolerance must be given"),
+        ((torch.ones(3), 1), {}, "embeddings must be a matrix"),
+        ((torch.zeros(3, 2), 1), {}, "embeddings must not all be zero"),
+        ((torch.tensor([[1.0, torch.nan]]), 1), {}, "embeddings must be finite"),
+        ((torch.ones(3, 2), 1), {"target": torch.ones(3)}, "target must have the 2 entries of a row"),
+        ((torch.ones(3, 2), 1), {"regularization": -1.0}, "regularization must be a number of at least 0"),
+        ((torch.ones(3, 2), 1), {"center": "mean"}, "center must be 'uniform' or 'zero', got 'mean'"),
+        ((torch.ones(3, 2), 1), {"tolerance": -1.0}, "tolerance must be a number of at least 0"),
+        ((torch.ones(3, 2), 1), {"nonnegative": "drop"}, "nonnegative must be True, False or 'clip', got 'drop'"),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(
+    arguments: "tuple[Tensor, int]", options: "dict[str, object]", message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        rc.pursue(*arguments, **options)  # type: ignore[arg-type]
+    assert message in str(caught.value)

@@ -1,0 +1,66 @@
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import recollect as rc
+from tests.networks import LABELS, NETWORKS
+from tests.oracles import gradients_by_torch_func
+
+make_model = partial(rc.models.mlp, 6, 3)
+
+
+def test_matching_error_is_the_objective_at_fresh_initialisations() -> None:
+    """Against per-example gradients of torch.func at the same fresh draws, none of which selection uses."""
+    inputs = NETWORKS["mlp"][1]
+    weights = torch.tensor([3.0, 0.5], dtype=torch.float64)
+    coreset = rc.Coreset(torch.tensor([4, 1]), weights, error=0.0)
+    measured = rc.matching_error(make_model, (inputs, LABELS), coreset, inits=3, batch_size=2, seed=5)
+
+    embedding = rc.GradientEmbedding(make_model, inits=3, projection=None)
+    embedding.statistics = [{}, {}, {}]
+    seeds = [rc.randomness.derive_seed(5, "fresh model", s) for s in range(3)]  # type: ignore[attr-defined]
+    embedding._model = lambda s: rc.embedding.draw_model(make_model, seeds[s])  # type: ignore[method-assign, attr-defined]
+    G = gradients_by_torch_func(embedding, inputs, LABELS).double()
+    difference = weights @ G[coreset.indices] - G.sum(0)
+    assert measured == pytest.approx(float(difference.norm() / G.sum(0).norm()), rel=1e-5)
+
+
+def test_a_memory_batch_can_be_measured_too() -> None:
+    inputs = NETWORKS["mlp"][1]
+    memory = rc.Reservoir(7)
+    memory.update(inputs, LABELS)
+    assert rc.matching_error(make_model, (inputs, LABELS), memory.batch, inits=2) < 1e-6
+
+
+def test_selection_takes_arrays() -> None:
+    inputs = NETWORKS["mlp"][1].numpy().astype(np.float64)
+    coreset = rc.select(make_model, inputs, LABELS.numpy(), 3, inits=2)
+    assert len(coreset) <= 3
+    assert math.isfinite(coreset.error)
+
+
+def test_the_papers_settings_are_keyword_arguments() -> None:
+    coreset = rc.select(make_model, NETWORKS["mlp"][1], LABELS, 3, **rc.PAPER)
+    assert len(coreset) == 3
+
+
+@pytest.mark.parametrize("size", [0, 8, -1, 2.0, True])
+def test_size_must_fit_the_data(size: int) -> None:
+    with pytest.raises(ValueError, match="size must be between 1 and the 7 examples, got"):
+        rc.select(make_model, NETWORKS["mlp"][1], LABELS, size)
+
+
+def test_indices_outside_the_data_are_refused() -> None:
+    coreset = rc.Coreset(torch.tensor([7]), torch.ones(1, dtype=torch.float64), 0.0)
+    with pytest.raises(ValueError, match="indices must be rows of the 7 examples"):
+        rc.matching_error(make_model, (NETWORKS["mlp"][1], LABELS), coreset)
+
+
+def test_regression_can_be_selected() -> None:
+    x = torch.linspace(-2, 2, 60)[:, None]
+    coreset = rc.select(partial(rc.models.mlp, 1, 1), x, torch.sin(x), 8, loss="squared_error")
+    error = rc.matching_error(partial(rc.models.mlp, 1, 1), (x, torch.sin(x)), coreset, loss="squared_error")
+    assert error < 0.1
