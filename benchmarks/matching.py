@@ -29,13 +29,13 @@ def main() -> None:
     table: list[list[object]] = [["uniform random, mean of 5", "", "", "", KEPT, uniform, 1.0]]
     for projection in ("kronecker", "sparse"):
         start = time.perf_counter()
-        embedding = rc.GradientEmbedding(make_model, inits=10, dim=1000, projection=projection)  # type: ignore[arg-type]
+        embedding = rc.GradientEmbedding(make_model, inits=10, dim=1000, projection=projection)
         embeddings = embedding.embed(*data)
         seconds = time.perf_counter() - start
         for regularization in (0.001, 0.05):
             for nonnegative in (True, "clip", False):
                 start = time.perf_counter()
-                coreset = rc.pursue(embeddings, KEPT, regularization=regularization, nonnegative=nonnegative)  # type: ignore[arg-type]
+                coreset = rc.pursue(embeddings, KEPT, regularization=regularization, nonnegative=nonnegative)
                 name = f"{projection}, lambda {regularization}, nonnegative={nonnegative!r}"
                 error = fresh(coreset)
                 table.append(

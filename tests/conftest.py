@@ -16,11 +16,11 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def global_random_state_is_left_alone() -> Iterator[None]:
     """No code of ours may draw from, or reseed, the global generators."""
-    before, before_numpy = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    before, before_numpy = torch.get_rng_state(), np.random.get_state(legacy=False)  # noqa: NPY002
     yield
     assert torch.equal(torch.get_rng_state(), before), "torch's global random state was changed"
-    after = np.random.get_state()  # noqa: NPY002
-    assert np.array_equal(after[1], before_numpy[1]), "numpy's global random state was changed"
+    after = np.random.get_state(legacy=False)  # noqa: NPY002
+    assert str(after) == str(before_numpy), "numpy's global random state was changed"
 
 
 @pytest.fixture

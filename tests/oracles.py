@@ -19,7 +19,8 @@ def fit_from_scratch(G: Array, g: Array, regularization: float, center: str) -> 
     """Weights by the regularised normal equations (Sec. 2.3)."""
     K, b = G @ G.T, G @ g
     u = b.sum() / K.sum() if center == "uniform" and K.sum() > 0 else 0.0
-    return np.linalg.solve(K + regularization * np.eye(len(G)), b + regularization * u)
+    weights: Array = np.linalg.solve(K + regularization * np.eye(len(G)), b + regularization * u).astype(np.float64)
+    return weights
 
 
 def pursue_from_scratch(G: Array, g: Array, size: int, regularization: float, center: str) -> tuple[list[int], Array]:

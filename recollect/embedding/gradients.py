@@ -1,7 +1,7 @@
 """Examples to gradient embeddings (Sec. 2.1).
 
 Differs from the paper:
-- Embeddings are divided by sqrt(S), so that inner products estimate k_GMC (Eq. 8) whatever S is.
+- Embeddings are divided by sqrt(S), so that inner products estimate k_GMC (Eq. 10) whatever S is.
 - The projection is drawn anew for each initialisation; the paper writes one P for all.
 - A gradient no longer than `dim` is not projected: that would only add noise.
 - Fresh BatchNorm layers get the statistics of the stream's first examples.
