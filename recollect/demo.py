@@ -111,14 +111,12 @@ def _draw_digits(axes: Axes, batch: Batch) -> None:
 
 
 def _draw_curves(axes: Axes, result: DemoResult) -> None:
-    for (name, color), offset in zip(_COLORS.items(), (14, -12), strict=True):
+    for name, color in _COLORS.items():
         values = np.array([result.accuracies[name, size] for size in SIZES])
         middle, spread = values.mean(1), values.std(1)
-        axes.plot(SIZES, middle, color=color, marker="o", lw=2.2)
+        axes.plot(SIZES, middle, color=color, marker="o", lw=2.2, label=name)
         axes.fill_between(SIZES, middle - spread, middle + spread, color=color, alpha=0.18, lw=0)
-        axes.annotate(
-            name, (SIZES[0], middle[0]), xytext=(8, offset), textcoords="offset points", color=color, weight="bold"
-        )
+    axes.legend(frameon=False, loc="lower right")
     axes.set_xscale("log")
     axes.set_xticks(SIZES, [str(size) for size in SIZES])
     axes.minorticks_off()
