@@ -3,11 +3,21 @@
 The whole public API, grouped by what it is for.
 """
 
-from recollect import datasets, models, streams
+from recollect import datasets, metrics, models, streams
 from recollect.batch import Batch
 from recollect.embedding import GradientEmbedding
-from recollect.learners import GDumb
-from recollect.memories import GradientMatching, Memory, Reservoir, load_memory
+from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
+from recollect.memories import (
+    GSS,
+    ClassBalanced,
+    GradientMatching,
+    Herding,
+    LocalGradientMatching,
+    Memory,
+    Reservoir,
+    SlidingWindow,
+    load_memory,
+)
 from recollect.pursuit import Coreset, pursue
 from recollect.selection import PAPER, matching_error, select
 
@@ -24,13 +34,24 @@ __all__ = [
     # Remembering, as data arrives
     "Memory",
     "GradientMatching",
+    "LocalGradientMatching",
     "Reservoir",
+    "ClassBalanced",
+    "SlidingWindow",
+    "GSS",
+    "Herding",
     "Batch",
     "load_memory",
     # Learning
+    "Learner",
     "GDumb",
+    "ExperienceReplay",
+    "DarkExperienceReplay",
+    "FineTune",
+    "Joint",
     # Streams, data, models
     "datasets",
     "streams",
     "models",
+    "metrics",
 ]

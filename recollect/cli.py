@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 import recollect
 
@@ -48,6 +49,61 @@ def demo(
     print_demo(result, console)
     draw_demo(result, output)
     console.print(f"The kept digits and the curves: {output}", soft_wrap=True)
+
+
+@app.command()
+def run(
+    dataset: Annotated[str, typer.Option(help="A data set; `recollect datasets` lists them.")] = "digits",
+    learner: Annotated[str, typer.Option(help="gdumb, er, der, finetune or joint.")] = "gdumb",
+    memory: Annotated[
+        str, typer.Option(help="recollect, gmc, gmc-last-layer, gmc-local, reservoir, ...")
+    ] = "recollect",
+    size: Annotated[int, typer.Option(help="How many examples the memory keeps.")] = 200,
+    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times.")] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the data at each training.")] = 200,
+    stream: Annotated[str, typer.Option(help="class-incremental, rotated or sorted; the paper's by default.")] = "",
+    rows: Annotated[int | None, typer.Option(help="Use only so many training rows.")] = None,
+    every_task: Annotated[bool, typer.Option("--every-task", help="Test after every batch of the stream.")] = False,
+    results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results.jsonl"),
+) -> None:
+    """Run one experiment, keep its result, and show it; what is in the file already is not run again."""
+    from recollect.experiments import KEY_FIELDS, Experiment, Store
+    from recollect.experiments import run as run_experiment
+
+    store = Store(results, KEY_FIELDS)
+    store.read()  # says now, not after hours, if the file is not one of results
+    experiments = [Experiment(learner, dataset, memory, size, s, epochs, stream, rows, every_task) for s in seed or [0]]
+    table = Table(title=f"{learner} with {experiments[0].memory} on {dataset}, {experiments[0].stream}")
+    for name in ("size", "seed", "accuracy after each test [%]", "final [%]", "seconds"):
+        table.add_column(name, justify="right")
+    console = Console()
+    for experiment in experiments:
+        result = store.find(experiment.key())
+        if result is None:
+            result = run_experiment(experiment, progress=True)
+            store.append(result)
+        curve = " ".join(f"{accuracy:.1f}" for accuracy in result["accuracies"])
+        final = f"{result['final_accuracy']:.2f}"
+        table.add_row(str(experiment.size), str(experiment.seed), curve, final, f"{result['seconds']:.1f}")
+    console.print(table)
+    console.print(f"Kept in {results}", soft_wrap=True)
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets, and say which are here and where."""
+    from recollect.datasets import NAMES, SOURCES, find
+
+    table = Table()
+    for name in ("data set", "rows", "classes", "where"):
+        table.add_column(name, overflow="fold")
+    for name in NAMES:
+        path = None if name == "digits" else find(name)
+        where = "bundled" if name == "digits" else str(path) if path else "fetched from OpenML when first used"
+        source = SOURCES.get(name)
+        rows, classes = (f"{source.rows:,}", str(source.n_classes)) if source else ("1,797", "10")
+        table.add_row(name, rows, classes, where)
+    Console().print(table)
 
 
 def _check_output(path: Path, suffixes: tuple[str, ...]) -> None:

@@ -1,6 +1,9 @@
 """The paper's data sets, ready to train on."""
 
+import io
 import os
+import warnings
+import zipfile
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -9,9 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
+from rich.console import Console
+from sklearn.datasets import fetch_openml, load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
+
+from recollect.files import write_atomically
 
 SPLIT_SEED = 0  # the one split of sets that come without: fixed, whatever else is seeded
 
@@ -69,6 +75,8 @@ NAMES = ("digits", *SOURCES)
 def load(name: str, folder: str | PathLike[str] | None = None) -> Dataset:
     """A data set by name, from `folder`, else from `$RECOLLECT_DATA`, else from the user's cache.
 
+    If it is nowhere, it is fetched from OpenML and written to the first of these places.
+
     Images are scaled to [0, 1]; tables are standardised by the training part's statistics. Sets that come without a
     split get one fixed, stratified split in 80 and 20 percent.
     """
@@ -77,18 +85,48 @@ def load(name: str, folder: str | PathLike[str] | None = None) -> Dataset:
         return _split_images(images.reshape(-1, 1, 8, 8).astype(np.float32) / 16, targets)
     if name not in SOURCES:
         raise ValueError(f"the data set must be one of {', '.join(NAMES)}, got {name!r}")
-    path = find(name, folder)
-    if path is None:
-        places = ", ".join(str(place) for place in _places(folder))
-        raise FileNotFoundError(f"{name}.npz must be in one of {places}, got none")
-    with np.load(path, allow_pickle=False) as arrays:
-        if "train_inputs" in arrays:
-            parts = [
-                Examples(torch.from_numpy(arrays[f"{part}_inputs"]).float() / 255, _targets(arrays[f"{part}_targets"]))
-                for part in ("train", "test")
-            ]
-            return Dataset(parts[0], parts[1], SOURCES[name].n_classes)
-        return _split_table(arrays["inputs"].astype(np.float32), arrays["targets"], SOURCES[name].n_classes)
+    path = find(name, folder) or download(name, _places(folder)[0])
+    try:
+        # Opened here, so that it is closed also if numpy refuses it.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return _from_arrays(dict(arrays), SOURCES[name].n_classes)
+    except (ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(
+            f"{str(path)!r} must hold the arrays of {name}, got {error}: delete it to fetch it anew"
+        ) from None
+
+
+def download(name: str, folder: Path) -> Path:
+    """Fetch a data set from OpenML into a folder: checked, written whole or not at all."""
+    source = SOURCES[name]
+    with Console(stderr=True).status(f"downloading {name} from OpenML"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scikit-learn tells of retries; what counts is how it ends
+        try:
+            inputs, targets = fetch_openml(
+                data_id=source.openml_id, as_frame=False, return_X_y=True, parser="liac-arff", cache=False
+            )
+        except (OSError, ValueError) as error:
+            raise OSError(
+                f"{name}.npz must be in {str(folder)!r} or at OpenML (number {source.openml_id}), "
+                f"got neither ({error}): put the file there or check the network"
+            ) from None
+    classes, targets = np.unique(targets.astype(np.float64), return_inverse=True)
+    if len(inputs) != source.rows or len(classes) != source.n_classes:
+        raise OSError(
+            f"{name} must have {source.rows} rows in {source.n_classes} classes, got {len(inputs)} in {len(classes)} "
+            "from OpenML: it was not saved"
+        )
+    arrays: dict[str, NDArray[np.generic]] = {"inputs": inputs.astype(np.float32), "targets": targets.astype(np.int64)}
+    if source.image_shape is not None:
+        images = inputs.reshape(-1, *source.image_shape).astype(np.uint8)
+        n = source.n_train
+        arrays = {"train_inputs": images[:n], "train_targets": targets[:n]}
+        arrays |= {"test_inputs": images[n:], "test_targets": targets[n:]}
+    folder.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    write_atomically(folder / f"{name}.npz", content.getvalue())
+    return folder / f"{name}.npz"
 
 
 def find(name: str, folder: str | PathLike[str] | None = None) -> Path | None:
@@ -107,6 +145,16 @@ def _places(folder: str | PathLike[str] | None) -> list[Path]:
         return [Path(folder)]
     named = os.environ.get("RECOLLECT_DATA")
     return [Path(named), cache_folder()] if named else [cache_folder()]
+
+
+def _from_arrays(arrays: dict[str, NDArray[np.generic]], n_classes: int) -> Dataset:
+    if "train_inputs" not in arrays:
+        return _split_table(arrays["inputs"].astype(np.float32), arrays["targets"], n_classes)
+    parts = [
+        Examples(torch.from_numpy(arrays[f"{part}_inputs"]).float() / 255, _targets(arrays[f"{part}_targets"]))
+        for part in ("train", "test")
+    ]
+    return Dataset(parts[0], parts[1], n_classes)
 
 
 def _targets(values: NDArray[np.generic]) -> Tensor:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 
 def derive_seed(seed: int, *path: int | str) -> int:
@@ -44,6 +46,27 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python_state)
             np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def uniform_keys(seed: int, ids: Tensor, purpose: str = "keys", *, count: int | None = None) -> Tensor:
+    """A number in [0, 1) for each id, or `count` of them: random, yet a function of seed, id and purpose (splitmix64).
+
+    So a decision about an example does not depend on how the stream was cut into batches.
+
+    Example:
+        >>> uniform_keys(0, torch.arange(10))[7] == uniform_keys(0, torch.tensor([7]))[0]
+        tensor(True)
+    """
+    columns = 1 if count is None else count
+    with np.errstate(over="ignore"):
+        x: NDArray[np.uint64] = np.arange(1, columns + 1, dtype=np.uint64)  # 1-based, so that no hash starts at zero
+        x = np.add.outer(ids.numpy().astype(np.uint64) * np.uint64(columns), x)
+        x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(derive_seed(seed, purpose))
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    keys = torch.from_numpy((x >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    return keys[:, 0] if count is None else keys
 
 
 def check_seed(seed: int) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import recollect as rc
+from recollect import files
 from recollect.memories import storage
 
 
@@ -94,7 +95,7 @@ def test_a_failure_while_writing_leaves_the_old_state(
     memory.save(tmp_path)
     memory.update(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long))
     calls = []
-    write = storage.write_atomically
+    write = files.write_atomically
 
     def failing(path: Path, content: bytes) -> None:
         calls.append(path)

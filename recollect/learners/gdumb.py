@@ -1,67 +1,57 @@
 """GDumb (Prabhu et al. 2020): train from scratch on the memory alone."""
 
-from typing import Any
+from typing import Any, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from recollect.batch import Batch
-from recollect.embedding import MakeModel, draw_model
-from recollect.learners.training import Training, predict, train
-from recollect.losses import LossFunction
+from recollect.embedding import MakeModel
+from recollect.learners.learner import RehearsalLearner, TrainingOptions
+from recollect.learners.training import train
 from recollect.memories import Memory
-from recollect.randomness import check_seed, derive_seed, generator
+from recollect.randomness import generator
 
 
-class GDumb:
+class GDumb(RehearsalLearner):
     """Whenever asked, a fresh model trained on what is in memory, and on nothing else.
 
     Training happens only when it is needed: `predict` and `model` retrain if the memory has changed since, however it
-    was filled.
+    was filled. A memory that looks at the learner's model is shown the one trained on what it held before.
 
     Args:
         make_model: returns a freshly initialised model at each call.
         memory: any memory.
-        epochs: passes over the memory.
-        lr: Adam's step size.
-        weight_decay: the pull of parameters towards zero.
-        batch_size: examples per step.
-        loss: a name or a function of outputs and targets that returns one loss per example.
         seed: the same seed and memory give the same model.
+        **training: `epochs` (200), `lr` (3e-4), `weight_decay` (1e-4), `batch_size` (100), `loss` ("cross_entropy").
+
+    Example:
+        >>> from recollect import Reservoir, datasets, models
+        >>> digits = datasets.load("digits")
+        >>> learner = GDumb(lambda: models.mlp(64, 10), Reservoir(50), epochs=2)
+        >>> learner.observe(*digits.train)
+        >>> learner.predict(digits.test.inputs).shape
+        torch.Size([360, 10])
     """
 
     def __init__(
-        self,
-        make_model: MakeModel,
-        memory: Memory,
-        *,
-        epochs: int = 200,
-        lr: float = 3e-4,
-        weight_decay: float = 1e-4,
-        batch_size: int = 100,
-        loss: str | LossFunction = "cross_entropy",
-        seed: int = 0,
+        self, make_model: MakeModel, memory: Memory, *, seed: int = 0, **training: Unpack[TrainingOptions]
     ) -> None:
-        self._make_model = make_model
-        self.memory = memory
-        self.training = Training(epochs, lr, weight_decay, batch_size, loss)
-        self.seed = check_seed(seed)
+        super().__init__(make_model, memory, seed=seed, **training)
         self._model: nn.Module | None = None
         self._trained_on: Batch | None = None
 
     def observe(self, inputs: Any, targets: Any) -> None:
-        """Take in a batch of the stream."""
-        self.memory.update(inputs, targets)
+        model = None
+        if self.memory.needs_model:
+            model = self.model if len(self.memory) else self._fresh_model()
+        self.memory.update(inputs, targets, model=model)
 
     @property
     def model(self) -> nn.Module:
         """The model trained on the memory as it is now."""
         batch = self.memory.batch
         if self._model is None or self._trained_on is not batch:
-            model = draw_model(self._make_model, derive_seed(self.seed, "initial model"))
+            model = self._fresh_model()
             train(model, batch, self.training, generator(self.seed, "training"))
             self._model, self._trained_on = model, batch
         return self._model
-
-    def predict(self, inputs: Any) -> Tensor:
-        """The model's outputs (logits) for these inputs."""
-        return predict(self.model, inputs)

@@ -5,14 +5,24 @@ from os import PathLike
 
 from recollect.embedding import Init, MakeModel
 from recollect.losses import LossFunction
+from recollect.memories.class_balanced import ClassBalanced
 from recollect.memories.gradient_matching import GradientMatching
+from recollect.memories.gss import GSS
+from recollect.memories.herding import Features, Herding
+from recollect.memories.local_gradient_matching import LocalGradientMatching
 from recollect.memories.memory import Choice, Loader, Memory, Sample
 from recollect.memories.reservoir import Reservoir
+from recollect.memories.sliding_window import SlidingWindow
 from recollect.memories.storage import read_folder
 
 MEMORIES: dict[str, type[Memory]] = {
     "GradientMatching": GradientMatching,
+    "LocalGradientMatching": LocalGradientMatching,
     "Reservoir": Reservoir,
+    "ClassBalanced": ClassBalanced,
+    "SlidingWindow": SlidingWindow,
+    "GSS": GSS,
+    "Herding": Herding,
 }
 
 
@@ -22,6 +32,7 @@ def load_memory(
     *,
     loss: LossFunction | None = None,
     init: Init | None = None,
+    features: Features | None = None,
 ) -> Memory:
     """Read a memory that `save` wrote; further updates give what they would have given without the pause.
 
@@ -30,6 +41,7 @@ def load_memory(
         make_model: the function it was made with; without it the memory can be read but not updated.
         loss: the loss, if it was a function: functions are not saved.
         init: the initialisation, if it was a function.
+        features: the features, if they were a function.
 
     Example:
         >>> import tempfile, torch
@@ -44,7 +56,7 @@ def load_memory(
     try:
         kind = MEMORIES[description["memory"]]
         options = dict(description["options"])
-        functions = {"loss": loss, "init": init}
+        functions = {"loss": loss, "init": init, "features": features}
         for name, value in options.items():
             if isinstance(value, dict):
                 if functions.get(name) is None:
@@ -60,4 +72,18 @@ def load_memory(
     return memory
 
 
-__all__ = ["MEMORIES", "Choice", "GradientMatching", "Loader", "Memory", "Reservoir", "Sample", "load_memory"]
+__all__ = [
+    "GSS",
+    "MEMORIES",
+    "Choice",
+    "ClassBalanced",
+    "GradientMatching",
+    "Herding",
+    "Loader",
+    "LocalGradientMatching",
+    "Memory",
+    "Reservoir",
+    "Sample",
+    "SlidingWindow",
+    "load_memory",
+]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from recollect.batch import Batch
 from recollect.dictionary import InMemory
 from recollect.embedding import GradientEmbedding, MakeModel
-from recollect.memories.memory import Choice, Memory
+from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.pursuit import pursue
 from recollect.selection import MatchingOptions, split_options
 
@@ -104,9 +104,3 @@ class GradientMatching(Memory):
 
     def options(self) -> dict[str, Any]:
         return plain_options({**self._embedding_options, **self._pursuit_options})
-
-
-def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as plain data; functions cannot be saved and are marked to be passed again."""
-    plain = {name: str(value) if isinstance(value, torch.device) else value for name, value in options.items()}
-    return {name: {"function": name} if callable(value) else value for name, value in plain.items()}

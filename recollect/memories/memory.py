@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,9 @@ class Memory(ABC):
         capacity: how many examples are kept at most.
         seed: the same seed gives the same memory.
     """
+
+    needs_model: ClassVar[bool] = False
+    """Whether `update` must be given the learner's model."""
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
@@ -181,3 +184,9 @@ def _rebuild(form: dict[str, Any], values: list[Tensor]) -> Inputs:
     if form["kind"] == "dict":
         return dict(zip(form["names"], values, strict=True))
     return tuple(values)
+
+
+def plain_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as plain data; functions cannot be saved and are marked to be passed again."""
+    plain = {name: str(value) if isinstance(value, torch.device) else value for name, value in options.items()}
+    return {name: {"function": name} if callable(value) else value for name, value in plain.items()}

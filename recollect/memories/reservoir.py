@@ -2,13 +2,12 @@
 
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, check_same_form
 from recollect.memories.memory import Choice, Memory
-from recollect.randomness import derive_seed
+from recollect.randomness import uniform_keys
 
 
 class Reservoir(Memory):
@@ -30,18 +29,10 @@ class Reservoir(Memory):
     """
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        keys = torch.cat([self._state.get("keys", torch.zeros(0, dtype=torch.float64)), self._keys(arrived.ids)])
+        keys = torch.cat(
+            [self._state.get("keys", torch.zeros(0, dtype=torch.float64)), uniform_keys(self.seed, arrived.ids)]
+        )
         return _smallest(keys, self.capacity, self.seen + len(arrived))
-
-    def _keys(self, ids: Tensor) -> Tensor:
-        """Uniform numbers in [0, 1) by hashing the ids (splitmix64)."""
-        with np.errstate(over="ignore"):
-            x = ids.numpy().astype(np.uint64) + np.uint64(1)
-            x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(derive_seed(self.seed, "keys"))
-            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            x = x ^ (x >> np.uint64(31))
-        return torch.from_numpy((x >> np.uint64(11)) * 2.0**-53)
 
     def merge(self, other: "Reservoir") -> Self:
         """A uniform sample of what both have seen. The other stream's ids follow this one's."""

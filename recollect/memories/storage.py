@@ -7,7 +7,6 @@ name is left over from a crash, and removed by the next writing.
 
 import hashlib
 import json
-import os
 import re
 from os import PathLike
 from pathlib import Path
@@ -17,6 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
+
+from recollect.files import is_temporary, write_atomically
 
 FORMAT = "recollect memory"
 VERSION = 1
@@ -37,7 +38,7 @@ def write_folder(folder: str | PathLike[str], description: dict[str, Any], tenso
     write_atomically(folder / name, content)
     write_atomically(folder / JSON_NAME, json.dumps(document, indent=2).encode())
     for other in folder.iterdir():
-        if other.name != name and (_TENSOR_NAME.fullmatch(other.name) or _is_temporary(other)):
+        if other.name != name and (_TENSOR_NAME.fullmatch(other.name) or is_temporary(other)):
             other.unlink(missing_ok=True)
 
 
@@ -73,26 +74,3 @@ def read_folder(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     except SafetensorError as error:
         raise ValueError(f"{str(tensor_path)!r} must be a safetensors file: {error}") from None
     return document, tensors
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if os.name == "posix":
-        handle = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def _is_temporary(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(".tmp")

@@ -1,0 +1,110 @@
+"""Which lambda? Settled on a validation part of the training data; the test part is never looked at.
+
+Last-layer gradient matching at size 200 with GDumb, on rotated MNIST and class-incremental Fashion-MNIST: 10,000
+training images are held out, the stream is made of the rest, and accuracy is measured on those held out. Beside it,
+the matching error at fresh initialisations. Results are appended to `results/regularization.jsonl`; what is there is
+not repeated.
+Run as `python benchmarks/regularization.py [seed ...]`; takes about twenty minutes per seed on two cores.
+"""
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from statistics import mean, pstdev
+
+import torch
+from table import print_table
+from torch import Tensor
+
+import recollect as rc
+from recollect.datasets import Dataset, Examples
+
+RESULTS = Path(__file__).parent.parent / "results" / "regularization.jsonl"
+VALUES = (1.0, 0.1, 0.01, 0.001, 0.0001, 0.00001)
+STREAMS = {"mnist": rc.streams.rotated, "fashion-mnist": rc.streams.class_incremental}
+SIZE, HELD_OUT = 200, 10_000
+
+
+class Remembering(rc.GradientEmbedding):
+    """Embeds each batch once, for all values of lambda."""
+
+    known: dict[int, Tensor]
+
+    def embed(self, inputs: Tensor, targets: Tensor, *, progress: bool = False) -> Tensor:
+        self.known = getattr(self, "known", {})
+        if inputs.data_ptr() not in self.known:
+            self.known[inputs.data_ptr()] = super().embed(inputs, targets, progress=progress)
+        return self.known[inputs.data_ptr()]
+
+    def forget(self) -> None:
+        pass
+
+
+def without_test_part(dataset: Dataset) -> Dataset:
+    order = torch.randperm(len(dataset.train.targets), generator=torch.Generator().manual_seed(0))
+    held_out, rest = order[:HELD_OUT], order[HELD_OUT:].sort().values
+    inputs, targets = dataset.train
+    return Dataset(Examples(inputs[rest], targets[rest]), Examples(inputs[held_out], targets[held_out]), 10)
+
+
+def measure(name: str, seed: int) -> None:
+    done = {(r["dataset"], r["seed"], r["regularization"]) for r in read()}
+    todo = [value for value in (*VALUES, None) if (name, seed, value) not in done]
+    if not todo:
+        return
+    stream = STREAMS[name](without_test_part(rc.datasets.load(name)))  # type: ignore[operator]
+    make_model = partial(rc.models.cnn, (1, 28, 28), 10)
+    everything = (torch.cat([b.inputs for b in stream.batches]), torch.cat([b.targets for b in stream.batches]))
+    embedding = Remembering(make_model, layers="last", seed=seed)
+    for value in todo:
+        start = time.perf_counter()
+        memory: rc.Memory
+        if value is None:
+            memory = rc.Reservoir(SIZE, seed=seed)
+        else:
+            memory = rc.GradientMatching(make_model, SIZE, layers="last", regularization=value, seed=seed)
+            memory.embedding = embedding
+        for batch in stream.batches:
+            memory.update(*batch)
+        learner = rc.GDumb(make_model, memory, seed=seed)
+        right = learner.predict(stream.test.inputs).argmax(1) == stream.test.targets
+        result = {
+            "dataset": name,
+            "seed": seed,
+            "regularization": value,
+            "validation_accuracy": 100 * float(right.float().mean()),
+            # the dearest number here, since it takes the gradient of everything: for one seed only
+            "matching_error": rc.matching_error(make_model, everything, memory.batch, inits=1) if seed == 0 else None,
+            "kept": len(memory),
+            "seconds": round(time.perf_counter() - start, 1),
+        }
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+def read() -> list[dict[str, object]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def main() -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    for seed in [int(argument) for argument in sys.argv[1:]] or [0, 1, 2]:
+        for name in STREAMS:
+            measure(name, seed)
+    rows: list[list[object]] = []
+    for value in (*VALUES, None):
+        row: list[object] = ["reservoir" if value is None else value]
+        for name in STREAMS:
+            found = [r for r in read() if r["dataset"] == name and r["regularization"] == value]
+            for key in ("validation_accuracy", "matching_error"):
+                numbers = [float(str(r[key])) for r in found if r[key] is not None]
+                row.append(f"{mean(numbers):.4g} ± {pstdev(numbers):.2g} ({len(numbers)})" if numbers else "-")
+        rows.append(row)
+    header = ["lambda", *(f"{name}, {what}" for name in STREAMS for what in ("accuracy", "matching error"))]
+    print_table("Last layer, size 200: accuracy on held-out training data, and matching error", header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""One experiment: a learner with a memory on a stream, as data in and data out."""
+
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from recollect import datasets, metrics, models, streams
+from recollect.datasets import Dataset, Examples
+from recollect.embedding import MakeModel
+from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
+from recollect.memories import (
+    GSS,
+    ClassBalanced,
+    GradientMatching,
+    Herding,
+    LocalGradientMatching,
+    Memory,
+    Reservoir,
+    SlidingWindow,
+)
+from recollect.progress import progress_bar
+from recollect.selection import PAPER
+from recollect.streams import Stream
+
+STREAMS: dict[str, Callable[[Dataset], Stream]] = {
+    "class-incremental": streams.class_incremental,
+    "rotated": streams.rotated,
+    "sorted": streams.sorted_by_feature,
+}
+
+DEFAULT_STREAMS = {
+    "digits": "class-incremental",
+    "covertype": "sorted",
+    "ldpa": "sorted",
+    "walking-activity": "sorted",
+    "mnist": "rotated",
+    "fashion-mnist": "class-incremental",
+    "cifar-10": "class-incremental",
+}
+"""What the paper does with each data set."""
+
+_LOCAL_PAPER = {name: value for name, value in PAPER.items() if name != "inits"}
+
+MEMORIES: dict[str, Callable[..., Memory]] = {
+    "recollect": GradientMatching,
+    "recollect-last-layer": partial(GradientMatching, layers="last"),
+    "gmc": partial(GradientMatching, **PAPER),
+    "gmc-last-layer": partial(GradientMatching, **{**PAPER, "layers": "last"}),  # type: ignore[arg-type]
+    "gmc-local": partial(LocalGradientMatching, **{**_LOCAL_PAPER, "dim": 10_000}),  # type: ignore[arg-type]
+    "reservoir": Reservoir,
+    "class-balanced": ClassBalanced,
+    "sliding-window": SlidingWindow,
+    "gss": GSS,
+    "herding": Herding,
+}
+"""Memories by the names of the paper's tables; "recollect" stands for this library's own settings."""
+
+LEARNERS: dict[str, Callable[..., Learner]] = {
+    "gdumb": GDumb,
+    "er": ExperienceReplay,
+    "der": DarkExperienceReplay,
+    "finetune": FineTune,
+    "joint": Joint,
+}
+WITHOUT_MEMORY = ("finetune", "joint")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that decides a result.
+
+    Attributes:
+        learner: a name of `LEARNERS`.
+        dataset: a name of `recollect.datasets`.
+        memory: a name of `MEMORIES`; "none" for learners without one.
+        size: how many examples the memory keeps.
+        seed: of memory and training.
+        epochs: passes over the data at each training.
+        stream: a name of `STREAMS`; what the paper does with the data set by default.
+        rows: how many training rows to use, drawn at random; all by default.
+        every_task: whether to test after every batch of the stream, not only after the last.
+        options: keyword arguments of the memory.
+    """
+
+    learner: str
+    dataset: str
+    memory: str
+    size: int
+    seed: int = 0
+    epochs: int = 200
+    stream: str = ""
+    rows: int | None = None
+    every_task: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, known in (("learner", LEARNERS), ("dataset", DEFAULT_STREAMS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+        if self.learner in WITHOUT_MEMORY:
+            object.__setattr__(self, "memory", "none")
+            object.__setattr__(self, "size", 0)
+        elif self.memory not in MEMORIES:
+            raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {self.memory!r}")
+        object.__setattr__(self, "stream", self.stream or DEFAULT_STREAMS[self.dataset])
+        if self.stream not in STREAMS:
+            raise ValueError(f"stream must be one of {', '.join(STREAMS)}, got {self.stream!r}")
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(f"rows must be at least 1, got {self.rows}")
+
+    def key(self) -> dict[str, Any]:
+        """What tells one experiment from another, as plain data."""
+        return {**asdict(self), "options": dict(self.options)}
+
+
+KEY_FIELDS = tuple(field.name for field in fields(Experiment))
+
+
+def make_model_for(dataset: Dataset) -> MakeModel:
+    """The paper's network for data of this shape."""
+    shape = dataset.input_shape
+    if len(shape) == 1 or shape[-1] < 16:
+        return partial(models.mlp, int(np.prod(shape)), dataset.n_classes)
+    if shape[0] == 1:
+        return partial(models.cnn, (shape[0], shape[1], shape[2]), dataset.n_classes)
+    return partial(models.resnet18, dataset.n_classes)
+
+
+def make_stream(experiment: Experiment, dataset: Dataset) -> Stream:
+    """The stream of an experiment."""
+    if experiment.rows is not None:
+        generator = torch.Generator().manual_seed(0)
+        keep = torch.randperm(len(dataset.train.targets), generator=generator)[: experiment.rows].sort().values
+        train = Examples(dataset.train.inputs[keep], dataset.train.targets[keep])
+        dataset = Dataset(train, dataset.test, dataset.n_classes)
+    stream = STREAMS[experiment.stream](dataset)
+    present = [i for i, batch in enumerate(stream.batches) if len(batch.targets)]
+    return Stream([stream.batches[i] for i in present], stream.test, [stream.tests[i] for i in present])
+
+
+def make_memory(experiment: Experiment, make_model: MakeModel) -> Memory:
+    """The memory of an experiment, empty."""
+    make = MEMORIES[experiment.memory]
+    kind = make.func if isinstance(make, partial) else make
+    arguments = [make_model] if kind is GradientMatching else []
+    return make(*arguments, experiment.size, seed=experiment.seed, **dict(experiment.options))
+
+
+def run(experiment: Experiment, dataset: Dataset | None = None, *, progress: bool = False) -> dict[str, Any]:
+    """Run it and tell everything about it as plain data.
+
+    Example:
+        >>> result = run(Experiment("gdumb", "digits", "reservoir", 50, epochs=1))
+        >>> result["dataset"], len(result["accuracies"])
+        ('digits', 1)
+    """
+    dataset = datasets.load(experiment.dataset) if dataset is None else dataset
+    make_model = make_model_for(dataset)
+    stream = make_stream(experiment, dataset)
+    make_learner = partial(LEARNERS[experiment.learner], make_model)
+    if experiment.learner not in WITHOUT_MEMORY:
+        make_learner = partial(make_learner, make_memory(experiment, make_model))
+    learner = make_learner(epochs=experiment.epochs, seed=experiment.seed)
+    accuracies: list[float] = []
+    matrix: list[list[float]] = []
+    start = time.perf_counter()
+    with progress_bar(f"{experiment.learner} on {experiment.dataset}", len(stream.batches), show=progress) as bar:
+        for i, (inputs, targets) in enumerate(stream.batches):
+            learner.observe(inputs, targets)
+            if experiment.every_task or i == len(stream.batches) - 1:
+                accuracies.append(_percent(learner, stream.test))
+                matrix.append([_percent(learner, test) for test in stream.tests])
+            bar.advance()
+    return {
+        **experiment.key(),
+        "final_accuracy": accuracies[-1],
+        "accuracies": accuracies,
+        "task_accuracies": matrix,
+        "seconds": round(time.perf_counter() - start, 2),
+        **environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, to be kept with a result."""
+    return {
+        "versions": {"recollect": _version(), "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
+    }
+
+
+def _version() -> str:
+    return version("recollect")
+
+
+def _percent(learner: Learner, examples: Examples) -> float:
+    if not len(examples.targets):
+        return float("nan")
+    return round(100 * metrics.accuracy(learner.predict(examples.inputs), examples.targets), 4)

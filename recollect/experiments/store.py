@@ -1,0 +1,83 @@
+"""Results as JSON lines: appended whole, never edited, never repeated."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+
+class Store:
+    """A file with one result per line.
+
+    Lines are appended with one write and synced, so that a crash loses at most the line being written; what is left of
+    such a line is skipped on reading and cut off by the next writing. Several processes may append at once.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     store = Store(f"{folder}/results.jsonl", key=("seed",))
+        ...     store.append({"seed": 0, "final_accuracy": 91.5})
+        ...     store.find({"seed": 0})["final_accuracy"], store.find({"seed": 1})
+        (91.5, None)
+    """
+
+    def __init__(self, path: str | PathLike[str], key: Iterable[str]) -> None:
+        self.path = Path(path)
+        self._key = tuple(key)
+        if self.path.is_dir():
+            raise ValueError(f"results are kept in a file, got the folder {str(self.path)!r}")
+
+    def read(self) -> list[dict[str, Any]]:
+        """All results; a file with anything but results in it is refused."""
+        if not self.path.exists():
+            return []
+        *lines, _unfinished = self.path.read_bytes().split(b"\n")
+        results = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                result = json.loads(line)
+            except ValueError:
+                result = None
+            if not isinstance(result, dict):
+                raise ValueError(
+                    f"{str(self.path)!r} must hold one JSON object per line, got another thing in line {number}"
+                )
+            results.append(result)
+        return results
+
+    def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        """The result of the experiment with this key, if there is one."""
+        wanted = self._normalised(key)
+        return next((result for result in self.read() if self._normalised(result) == wanted), None)
+
+    def append(self, result: dict[str, Any]) -> None:
+        """Add a result, on disk when this returns."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(result, allow_nan=True).encode() + b"\n"
+        with self.path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, or when the process dies
+            _cut_unfinished(file.fileno())
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _normalised(self, result: dict[str, Any]) -> str:
+        return json.dumps({name: result.get(name) for name in self._key}, sort_keys=True)
+
+
+def _cut_unfinished(descriptor: int) -> None:
+    """Remove what a crash left of a line."""
+    size = os.fstat(descriptor).st_size
+    end = size
+    while end:
+        start = max(0, end - 65536)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(descriptor, end)

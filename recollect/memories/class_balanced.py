@@ -1,0 +1,63 @@
+"""GDumb's greedy sampler (Prabhu et al. 2020): the same number of examples of every class.
+
+Differs from the paper: an example is also admitted while there is room, so that capacity is never left unused.
+"""
+
+import torch
+from torch import nn
+
+from recollect.batch import Batch
+from recollect.memories.memory import Choice, Memory
+from recollect.randomness import uniform_keys
+
+
+class ClassBalanced(Memory):
+    """Keeps a balanced memory: admits while a class is under its share, evicts from the largest class.
+
+    A class's share is the capacity over the number of classes seen. All kept examples weigh the same, as in GDumb.
+
+    Args:
+        capacity: how many examples are kept at most.
+        seed: decides whom to evict.
+
+    Example:
+        >>> memory = ClassBalanced(4)
+        >>> memory.update(torch.zeros(10, 2), torch.zeros(10, dtype=torch.long))
+        >>> memory.update(torch.zeros(10, 2), torch.ones(10, dtype=torch.long))
+        >>> memory.batch.targets
+        tensor([0, 0, 1, 1])
+    """
+
+    def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
+        labels = class_labels(torch.cat([held.targets, arrived.targets]))
+        seen_classes = set(self._state["classes"].tolist()) if len(held) else set()
+        members: dict[int, list[int]] = {label: [] for label in seen_classes}
+        for position in range(len(held)):
+            members[labels[position]].append(position)
+        count = len(held)
+        keys = uniform_keys(self.seed, arrived.ids).tolist()
+        for i, key in enumerate(keys):
+            position = len(held) + i
+            label = labels[position]
+            group = members.setdefault(label, [])
+            if count < self.capacity:
+                count += 1
+            elif len(group) < self.capacity / len(members):
+                largest = max(members.values(), key=len)
+                largest.pop(int(key * len(largest)))
+            else:
+                continue
+            group.append(position)
+        indices = torch.tensor(sorted(p for group in members.values() for p in group))
+        weights = torch.full((len(indices),), (self.seen + len(arrived)) / len(indices))
+        return Choice(indices, weights, {"classes": torch.tensor(sorted(members))})
+
+
+def class_labels(targets: torch.Tensor) -> list[int]:
+    """Targets as class numbers; refused if they are not."""
+    if targets.ndim != 1 or targets.is_floating_point():
+        raise ValueError(
+            f"targets must be whole class numbers, one per example, got {targets.dtype} of shape "
+            f"{tuple(targets.shape)}: this memory balances classes"
+        )
+    return targets.tolist()

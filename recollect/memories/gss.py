@@ -1,0 +1,85 @@
+"""Gradient-based sample selection, greedy (Aljundi et al. 2019, Alg. 2)."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from recollect.batch import Batch
+from recollect.losses import LossFunction
+from recollect.memories.local_embedding import embed_at
+from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.randomness import uniform_keys
+
+
+class GSS(Memory):
+    """Keeps examples whose gradients at the current model point in different directions.
+
+    An arriving example is compared with a few kept ones: its score is one plus the largest cosine of their
+    gradients. While there is room it stays. Later, if it points away from all it was compared with (score below
+    one), it competes with a kept example drawn in proportion to the scores, and wins with probability
+    C_i / (C_i + c). Gradients come from a copy of the model, so its own are not touched, and are
+    projected, which keeps cosines to about 1 / sqrt(dim).
+
+    Args:
+        capacity: how many examples are kept at most.
+        comparisons: how many kept examples each arriving one is compared with.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        dim: numbers per projected gradient.
+        seed: decides comparisons and competitions.
+    """
+
+    needs_model = True
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        comparisons: int = 10,
+        loss: str | LossFunction = "cross_entropy",
+        dim: int = 1000,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(capacity, seed=seed)
+        if isinstance(comparisons, bool) or not isinstance(comparisons, int) or comparisons < 1:
+            raise ValueError(f"comparisons must be a whole number of at least 1, got {comparisons!r}")
+        self._comparisons, self._loss, self._dim = comparisons, loss, dim
+
+    def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
+        directions = embed_at(model, held, arrived, loss=self._loss, dim=self._dim, seed=self.seed)
+        directions = nn.functional.normalize(directions, dim=1)
+        kept = list(range(len(held)))
+        scores = self._state["scores"].tolist() if len(held) else []
+        # Randomness is a function of the seed and the example's place, so that cutting the stream changes nothing.
+        subsets = uniform_keys(self.seed, arrived.ids, "comparisons", count=self._comparisons).numpy()
+        rivals, wins = (uniform_keys(self.seed, arrived.ids, what).numpy() for what in ("rival", "win"))
+        rows = directions.numpy()
+        pool = np.empty((self.capacity, rows.shape[1]), dtype=rows.dtype)
+        pool[: len(kept)] = rows[: len(kept)]
+        C = np.zeros(self.capacity)
+        C[: len(kept)] = scores
+        for i in range(len(arrived)):
+            position, n = len(held) + i, len(kept)
+            c = 1.0
+            if n:
+                others = (subsets[i] * n).astype(np.int64)
+                c = float((pool[others] @ rows[position]).max()) + 1
+            if n < self.capacity:
+                slot = n
+                kept.append(position)
+            elif c < 1:
+                cumulative = np.cumsum(C)
+                slot = min(int(np.searchsorted(cumulative, rivals[i] * cumulative[-1], side="right")), n - 1)
+                if not wins[i] * (C[slot] + c) < C[slot]:
+                    continue
+                kept[slot] = position
+            else:
+                continue
+            pool[slot], C[slot] = rows[position], c
+        indices, order = torch.tensor(kept).sort()
+        weights = torch.full((len(indices),), (self.seen + len(arrived)) / len(indices))
+        return Choice(indices, weights, {"scores": torch.from_numpy(C[: len(kept)])[order]})
+
+    def options(self) -> dict[str, Any]:
+        return plain_options({"comparisons": self._comparisons, "loss": self._loss, "dim": self._dim})

@@ -1,0 +1,116 @@
+"""Herding (Welling 2009; Rebuffi et al. 2017): examples whose features average to their class's mean."""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from recollect.batch import Batch, Inputs, named_tensors
+from recollect.memories.class_balanced import class_labels
+from recollect.memories.memory import Choice, Memory
+
+Features: TypeAlias = Callable[[Inputs], Tensor]
+
+
+class Herding(Memory):
+    """Keeps, for each class, the examples whose mean feature is closest to the mean over all of the class seen.
+
+    Features must stay the same over the stream, so that class means can be tracked exactly. Classes share the
+    capacity equally; what a small class leaves over goes to the others. An example weighs as many as its class has
+    seen per kept one.
+
+    Args:
+        capacity: how many examples are kept at most.
+        features: a fixed function of the inputs to one vector per example; the inputs themselves by default.
+        seed: only for `sample` and `loader`; what is kept is not random.
+
+    Example:
+        >>> memory = Herding(2)
+        >>> memory.update(torch.tensor([[0.0], [4.0], [9.0], [1.0]]), torch.tensor([0, 0, 0, 1]))
+        >>> memory.batch.ids, memory.batch.weights
+        (tensor([1, 3]), tensor([3., 1.]))
+    """
+
+    def __init__(self, capacity: int, *, features: Features | None = None, seed: int = 0) -> None:
+        super().__init__(capacity, seed=seed)
+        self._features = features
+
+    def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
+        labels = torch.tensor(class_labels(torch.cat([held.targets, arrived.targets])))
+        new = self._embed(arrived)
+        features = torch.cat([self._state["features"], new]) if len(held) else new
+        classes, counts, sums = self._totals(labels[len(held) :], new)
+        total = self.seen + len(arrived)
+        if total <= self.capacity:
+            indices, weights = torch.arange(len(labels)), torch.ones(len(labels))
+        else:
+            rows = [(labels == label).nonzero().flatten() for label in classes]
+            shares = fair_shares([len(r) for r in rows], self.capacity)
+            picks, weights_of = [], []
+            for row, share, count, total_feature in zip(rows, shares, counts, sums, strict=True):
+                if share:
+                    picks.append(row[herd(features[row].double(), total_feature / count, share)])
+                    weights_of.append(torch.full((share,), float(count) / share))
+            indices, order = torch.cat(picks).sort()
+            weights = torch.cat(weights_of)[order]
+        state = {"features": features[indices], "classes": classes, "counts": counts, "sums": sums}
+        return Choice(indices, weights, state)
+
+    def _embed(self, batch: Batch) -> Tensor:
+        if self._features is None:
+            tensors = named_tensors(batch.inputs).values()
+            return torch.cat([value.reshape(len(batch), -1).float() for value in tensors], dim=1)
+        features = self._features(batch.inputs).detach()
+        if features.ndim != 2 or len(features) != len(batch):
+            raise ValueError(
+                f"features must return one vector per example, got shape {tuple(features.shape)} for {len(batch)}"
+            )
+        return features
+
+    def _totals(self, labels: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Classes seen so far, how many of each, and the sums of their features in float64."""
+        old = self._state.get("classes", torch.zeros(0, dtype=torch.long))
+        classes = torch.cat([old, labels]).unique()
+        counts = torch.zeros(len(classes), dtype=torch.long)
+        sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64)
+        if len(old):
+            places = torch.searchsorted(classes, old)
+            counts[places], sums[places] = self._state["counts"], self._state["sums"]
+        places = torch.searchsorted(classes, labels)
+        counts += torch.bincount(places, minlength=len(classes))
+        sums.index_add_(0, places, features.double())
+        return classes, counts, sums
+
+    def options(self) -> dict[str, Any]:
+        return {} if self._features is None else {"features": {"function": "features"}}
+
+
+def herd(features: Tensor, mean: Tensor, count: int) -> Tensor:
+    """Greedily choose rows whose mean stays closest to `mean`, in the order of choice."""
+    chosen = torch.zeros(count, dtype=torch.long)
+    running = torch.zeros_like(mean)
+    square = features.square().sum(1)
+    available = torch.ones(len(features), dtype=torch.bool)
+    for j in range(count):
+        # |mean - (running + f) / (j + 1)|^2 = const + (|f|^2 - 2 <f, (j + 1) mean - running>) / (j + 1)^2
+        distance = square - 2 * (features @ ((j + 1) * mean - running))
+        distance[~available] = torch.inf
+        k = int(distance.argmin())
+        chosen[j], available[k] = k, False
+        running += features[k]
+    return chosen
+
+
+def fair_shares(counts: list[int], capacity: int) -> list[int]:
+    """Equal shares, none larger than its count; what is left over goes to the others, first come first."""
+    shares = [0] * len(counts)
+    room = min(capacity, sum(counts))
+    while room:
+        open_ones = [i for i, count in enumerate(counts) if shares[i] < count]
+        step = max(1, room // len(open_ones))
+        for i in open_ones:
+            more = min(step, counts[i] - shares[i], room)
+            shares[i] += more
+            room -= more
+    return shares

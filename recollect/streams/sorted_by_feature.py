@@ -1,0 +1,27 @@
+"""A drift without tasks: rows in the order of one feature."""
+
+from recollect.datasets import Dataset, Examples
+from recollect.streams.stream import Stream, part
+
+
+def sorted_by_feature(dataset: Dataset, feature: int = 0, batches: int = 10) -> Stream:
+    """Rows sorted by a feature, stably, and cut into batches of nearly equal size (App. B.1).
+
+    Example:
+        >>> from recollect import datasets
+        >>> digits = datasets.load("digits")
+        >>> stream = sorted_by_feature(digits, feature=20, batches=4)
+        >>> [len(targets) for _, targets in stream.batches]
+        [360, 359, 359, 359]
+    """
+    n_features = dataset.train.inputs[0].numel()
+    if not 0 <= feature < n_features:
+        raise ValueError(f"feature must be between 0 and {n_features - 1}, got {feature}")
+    if not 1 <= batches <= len(dataset.train.targets):
+        raise ValueError(f"batches must be between 1 and the {len(dataset.train.targets)} rows, got {batches}")
+
+    def cut(examples: Examples) -> list[Examples]:
+        order = examples.inputs.flatten(1)[:, feature].sort(stable=True).indices
+        return [part(examples, rows) for rows in order.tensor_split(batches)]
+
+    return Stream(cut(dataset.train), dataset.test, cut(dataset.test))

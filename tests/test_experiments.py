@@ -1,0 +1,136 @@
+import json
+from pathlib import Path
+
+import pytest
+
+import recollect as rc
+from recollect.cli import main
+from recollect.datasets import Dataset, Examples
+from recollect.experiments import DEFAULT_STREAMS, LEARNERS, MEMORIES, Experiment, Store, run
+from tests.conftest import needs_data
+
+
+def slice_of(name: str) -> Dataset:
+    dataset = rc.datasets.load(name)
+    return Dataset(dataset.train, Examples(dataset.test.inputs[:50], dataset.test.targets[:50]), dataset.n_classes)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "digits" else needs_data(n)) for n in DEFAULT_STREAMS]
+)
+def test_all_memories_and_learners_run_on_every_data_set(name: str) -> None:
+    """Every memory with one learner and every learner with one memory, on a slice, for one epoch."""
+    dataset = slice_of(name)
+    rows = 20 if name == "cifar-10" else 120
+    pairs = [("gdumb", memory) for memory in MEMORIES] + [(learner, "recollect") for learner in LEARNERS]
+    for learner, memory in pairs:
+        options: dict[str, object] = {}
+        if name == "cifar-10" and memory.startswith(("gmc", "recollect")):  # a ResNet-18 on one thread
+            options = {"dim": 100} if memory == "gmc-local" else {"dim": 100, "inits": 1}
+        experiment = Experiment(learner, name, memory, size=20, epochs=1, rows=rows, options=tuple(options.items()))
+        result = run(experiment, dataset)
+        assert 0 <= result["final_accuracy"] <= 100
+        assert json.loads(json.dumps(result)) == result
+
+
+def test_a_result_says_what_it_is_a_result_of() -> None:
+    experiment = Experiment("er", "digits", "reservoir", 30, seed=2, epochs=1, every_task=True)
+    result = run(experiment)
+    assert {name: result[name] for name in ("learner", "dataset", "memory", "size", "seed", "epochs")} == {
+        "learner": "er", "dataset": "digits", "memory": "reservoir", "size": 30, "seed": 2, "epochs": 1,
+    }  # fmt: skip
+    assert len(result["accuracies"]) == len(result["task_accuracies"]) == 5
+    assert result["final_accuracy"] == result["accuracies"][-1]
+    assert result["versions"]["torch"]
+
+
+@pytest.mark.parametrize("memory", ["reservoir", "recollect"])
+def test_dark_replay_on_split_mnist_works_with_any_memory(memory: str) -> None:
+    if rc.datasets.find("mnist") is None:
+        pytest.skip("mnist.npz is not there")
+    experiment = Experiment("der", "mnist", memory, 50, epochs=1, rows=600, stream="class-incremental")
+    assert run(experiment, slice_of("mnist"))["stream"] == "class-incremental"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"learner": "sgd"}, "learner must be one of gdumb, er, der, finetune, joint, got 'sgd'"),
+        ({"dataset": "imagenet"}, "dataset must be one of digits"),
+        ({"memory": "elephant"}, "memory must be one of recollect"),
+        ({"stream": "river"}, "stream must be one of class-incremental, rotated, sorted, got 'river'"),
+        ({"rows": 0}, "rows must be at least 1, got 0"),
+    ],
+)
+def test_bad_experiments_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Experiment(**{"learner": "gdumb", "dataset": "digits", "memory": "reservoir", "size": 5, **fields})
+
+
+def test_a_store_appends_finds_and_survives_a_torn_line(tmp_path: Path) -> None:
+    store = Store(tmp_path / "results.jsonl", key=("seed",))
+    assert store.read() == []
+    store.append({"seed": 0, "x": 1})
+    with store.path.open("ab") as file:
+        file.write(b'{"seed": 1, "x"')  # a crash half-way
+    assert [r["seed"] for r in store.read()] == [0]
+    store.append({"seed": 2, "x": 3})
+    assert [r["seed"] for r in store.read()] == [0, 2]
+    assert store.find({"seed": 2}) == {"seed": 2, "x": 3}
+    store.path.write_text("not results\n")
+    with pytest.raises(ValueError, match="must hold one JSON object per line, got another thing in line 1"):
+        store.read()
+
+
+def test_run_keeps_results_and_does_not_repeat_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["run", "--memory", "reservoir", "--size", "20", "--epochs", "1", "--seed", "0", "--seed", "1"]
+    outputs = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--memory", "elephant"], "memory must be one of recollect"),
+        (["run", "--size", "0"], "capacity must be a whole number of at least 1, got 0"),
+        (["run", "--epochs", "0"], "epochs must be a whole number of at least 1, got 0"),
+        (["run", "--size", "many"], "Invalid value for '--size'"),
+        (["run", "--results", "."], "results are kept in a file, got the folder"),
+        (["run", "--stream", "rotated", "--dataset", "covertype"], "only images of shape"),
+    ],
+)
+def test_bad_runs_get_exit_code_2_one_line_and_leave_no_file(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if "covertype" in arguments and rc.datasets.find("covertype") is None:
+        pytest.skip("covertype.npz is not there")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_datasets_lists_what_is_here_and_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["datasets"])
+    output = capsys.readouterr().out
+    for name in DEFAULT_STREAMS:
+        assert name in output
+    assert "bundled" in output
