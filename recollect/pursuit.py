@@ -12,8 +12,9 @@ K = G_I G_I^T, the pool V = G_I R^T becomes W = L^-1 V, and
     c = p - lambda u q                  are the pool's inner products with the residual,
 
 where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row k of A and updates p and q
-by the same row, so a pick costs a few vector operations on the pool. Since r is computed anew in float64 after each
-round and c starts from it, rounding errors do not add up, and float32 embeddings are enough.
+by the same row, so a pick costs a few vector operations on the pool. Picking goes on while the best score in the pool is
+at least what the best candidate outside had in the scan; then it is time to look again. Since r is computed anew in
+float64 after each round and c starts from it, rounding errors do not add up, and float32 embeddings are enough.
 
 Differs from the paper:
 - `relative` scales lambda with the mean squared norm of the candidates.
@@ -36,11 +37,12 @@ from recollect.progress import progress_bar
 Center: TypeAlias = Literal["uniform", "zero"]
 Nonnegative: TypeAlias = bool | Literal["clip"]
 
-PICKS_PER_SCAN = 32  # at most; one in sixteen of those chosen so far
-POOL_PER_PICK = 16
+CHOSEN_PER_PICK = 8  # one pick per scan for so many chosen so far
+PICKS_PER_SCAN = 128  # at most
+POOL_PER_PICK = 8
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
-_UPCAST_ROWS = 1024  # chosen rows are turned into float64 this many at a time
+_BLOCK = 1024  # rows are copied this many at a time
 
 
 class PursuitOptions(TypedDict, total=False):
@@ -114,8 +116,8 @@ def pursue(
     mean_square = dictionary.mean_square()
     if mean_square == 0:
         raise ValueError("embeddings must not all be zero: there is nothing to match")
-    fit = RidgeFit(dictionary, g, regularization * (mean_square if relative else 1.0), center)
     limit = n if size is None else size
+    fit = RidgeFit(dictionary, g, regularization * (mean_square if relative else 1.0), center, limit)
     norm = float(g.norm())
 
     with progress_bar("choosing examples", limit, show=progress) as bar:
@@ -126,7 +128,7 @@ def pursue(
             room = min(limit - len(fit), n - len(fit.taken))
             if room == 0:
                 break  # only dependent rows are left
-            picks = 1 if exact else max(1, min(len(fit) // 16, PICKS_PER_SCAN))
+            picks = 1 if exact else max(1, min(len(fit) // CHOSEN_PER_PICK, PICKS_PER_SCAN))
             before = len(fit)
             fit.grow(r, min(picks, room))
             bar.advance(len(fit) - before)
@@ -138,16 +140,18 @@ class RidgeFit:
 
     Minimises |gamma G_I - g|^2 + lambda |gamma - u 1|^2, where u minimises |u 1 G_I - g|^2 or is zero. Keeps
     M = L^-1, where L L^T = K + lambda I, and z_b = M b, z_1 = M 1 for b = G_I g, so that
-    gamma = M^T (z_b + lambda u z_1).
+    gamma = M^T (z_b + lambda u z_1). With the inverse kept, growing is matrix products only.
     """
 
-    def __init__(self, dictionary: Dictionary, g: Tensor, regularization: float, center: Center) -> None:
+    def __init__(self, dictionary: Dictionary, g: Tensor, regularization: float, center: Center, size: int) -> None:
         self._dictionary, self._g = dictionary, g
         self._lambda, self._center = regularization, center
-        self._n = 0
+        self._n, self._limit = 0, size
         self.taken: list[int] = []  # chosen or passed over: not to be proposed again
         self._indices: list[int] = []
+        # Chosen rows, as they came for the pool, and in float64 for the fit.
         self._rows = torch.empty(0, dictionary.dim, dtype=dictionary.dtype, device=g.device)
+        self._rows64 = g.new_empty(0, dictionary.dim)
         self._K, self._M = g.new_empty(0, 0), g.new_empty(0, 0)
         self._b, self._z_b, self._z_1 = (g.new_empty(0) for _ in range(3))
 
@@ -155,11 +159,13 @@ class RidgeFit:
         return self._n
 
     def _make_room(self, capacity: int) -> None:
-        """Buffers at least double, so that growing costs little."""
+        """Buffers double, up to what can be needed, so that growing costs little."""
         if capacity <= len(self._b):
             return
-        n, capacity = self._n, max(capacity, 2 * len(self._b), 64)
-        self._rows = _enlarged(self._rows[:n], capacity, self._dictionary.dim)
+        n, D = self._n, self._dictionary.dim
+        capacity = max(capacity, min(self._limit, max(2 * len(self._b), 64)))
+        self._rows = _enlarged(self._rows[:n], capacity, D)
+        self._rows64 = _enlarged(self._rows64[:n], capacity, D) if self._rows.dtype != torch.float64 else self._rows
         self._K = _enlarged(self._K[:n, :n], capacity, capacity)
         self._M = _enlarged(self._M[:n, :n], capacity, capacity)
         self._b, self._z_b, self._z_1 = (_enlarged(v[:n], capacity) for v in (self._b, self._z_b, self._z_1))
@@ -170,14 +176,8 @@ class RidgeFit:
         return self._M[:n, :n].T @ z
 
     def residual(self) -> Tensor:
-        """R = g - gamma G_I, from scratch and in float64."""
-        return self._residual(self.weights(), self._rows[: self._n])
-
-    def _residual(self, weights: Tensor, rows: Tensor) -> Tensor:
-        r = self._g.clone()
-        for w, part in zip(weights.split(_UPCAST_ROWS), rows.split(_UPCAST_ROWS), strict=True):
-            r -= w @ part.double()
-        return r
+        """r = g - gamma G_I, from scratch and in float64."""
+        return self._g - self.weights() @ self._rows64[: self._n]
 
     def _uniform(self) -> float:
         """The best uniform weight u: <sum of rows, g> / |sum of rows|^2."""
@@ -191,40 +191,43 @@ class RidgeFit:
         """Add up to `picks` rows out of one scan; rows found to be dependent are passed over."""
         n_candidates = len(self._dictionary) - len(self.taken)
         taken = torch.tensor(self.taken, dtype=torch.long, device=self._g.device)
-        pool = self._dictionary.best(r, min(POOL_PER_PICK * picks, n_candidates), taken)
+        pool, scores = self._dictionary.best(r, min(POOL_PER_PICK * picks, n_candidates), taken)
         rows = self._dictionary.rows(pool)
-        scores = rows.double() @ r  # in float64: the scan only proposes
-        order = [int(scores.argmax())] if picks == 1 else self._picks_in_pool(rows, scores, picks)
-        self.taken += [int(pool[k]) for k in order]
-        self._append([int(pool[k]) for k in order], rows[order])
+        if picks == 1:
+            order = [int((rows.double() @ r).argmax())]  # in float64: the scan only proposes
+        else:
+            order = self._picks_in_pool(rows, scores.double(), picks)
+        chosen = [int(pool[k]) for k in order]
+        self.taken += chosen
+        self._append(chosen, rows[order])
 
     def _picks_in_pool(self, R: Tensor, c: Tensor, picks: int) -> list[int]:
         """Alg. 1 with the pool as its whole dictionary; see the module's introduction."""
         n = self._n
-        V = self._rows[:n] @ R.T  # (n, pool), in the type of the embeddings: only differences are taken of it
-        W = self._M[:n, :n] @ V.double()
+        V = (self._rows[:n] @ R.T).double()  # (n, pool); float32 is enough, as only differences are taken of it
+        W = self._M[:n, :n] @ V
         gram = (R @ R.T).double()
         A = gram - W.T @ W
         A.diagonal().add_(self._lambda)
         least = _DEPENDENT * gram.diagonal()
-        b = R.double() @ self._g
-        to_chosen = V.sum(0, dtype=torch.float64)  # 1^T G_I g_k, for the uniform weight
+        b = (R @ self._g.to(R.dtype)).double()
+        to_chosen = V.sum(0)  # 1^T G_I g_k, for the uniform weight
         sum_b, square = float(self._b[:n].sum()), float(self._K[:n, :n].sum())
         q = W.T @ self._z_1[:n]
         p = c + self._lambda * self._uniform() * q
-        c = c.clone()
+        floor = float(c.min()) if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
         order: list[int] = []
         while len(order) < picks:
-            c[A.diagonal() <= least] = -torch.inf
+            c = c.masked_fill(A.diagonal() <= least, -torch.inf)
             k = int(c.argmax())
-            if c[k] == -torch.inf:
-                break
+            if c[k] == -torch.inf or (order and float(c[k]) < floor):
+                break  # nothing is left, or something outside the pool may well be better
             order.append(k)
             pivot = math.sqrt(float(A[k, k]))
             row = A[k] / pivot
             p -= row * (float(p[k]) / pivot)
             q += row * ((1 - float(q[k])) / pivot)
-            A -= torch.outer(row, row)
+            A.addr_(row, row, alpha=-1)
             sum_b += float(b[k])
             square += 2 * float(to_chosen[k]) + float(gram[k, k])
             to_chosen += gram[k]
@@ -236,8 +239,7 @@ class RidgeFit:
     def _append(self, indices: list[int], rows: Tensor) -> None:
         """Extend K, M and what is kept of them by a block of rows, in float64 throughout (App. A.3)."""
         n, R = self._n, rows.double()
-        V = torch.cat([part.double() @ R.T for part in self._rows[:n].split(_UPCAST_ROWS)]) if n else R[:0] @ R.T
-        C, b = R @ R.T, R @ self._g
+        V, C, b = self._rows64[:n] @ R.T, R @ R.T, R @ self._g
         W = self._M[:n, :n] @ V
         A = C - W.T @ W
         A.diagonal().add_(self._lambda)
@@ -246,13 +248,13 @@ class RidgeFit:
             return
         if len(independent) < len(indices):
             indices = [indices[int(i)] for i in independent]
-            rows, V, W, b = rows[independent], V[:, independent], W[:, independent], b[independent]
-            C = C[independent][:, independent]
+            rows, R, V, W = rows[independent], R[independent], V[:, independent], W[:, independent]
+            C, b = C[independent][:, independent], b[independent]
         m = len(indices)
         self._make_room(n + m)
         inverse = torch.linalg.solve_triangular(L, torch.eye(m, dtype=L.dtype, device=L.device), upper=False)
         new = slice(n, n + m)
-        self._rows[new] = rows
+        self._rows[new], self._rows64[new] = rows, R
         self._K[:n, new], self._K[new, :n], self._K[new, new] = V, V.T, C
         self._M[new, :n] = -inverse @ (W.T @ self._M[:n, :n])
         self._M[new, new] = inverse
@@ -265,6 +267,7 @@ class RidgeFit:
     def coreset(self, nonnegative: Nonnegative, norm: float) -> Coreset:
         """The chosen rows with weights solved for afresh, so that nothing of the growing is left in them."""
         keep = torch.arange(self._n, device=self._g.device)
+        self._M = self._M[:0, :0]  # no longer needed, and large
         weights = self._solve(keep)
         if nonnegative is True:
             while len(keep) and bool((weights < 0).any()):
@@ -272,7 +275,9 @@ class RidgeFit:
                 weights = self._solve(keep)
         elif nonnegative == "clip":
             weights = weights.clamp(min=0)
-        r = self._residual(weights, self._rows[keep])
+        r = self._g.clone()
+        for rows, part in zip(keep.split(_BLOCK), weights.split(_BLOCK), strict=True):
+            r -= part @ self._rows64[rows]
         indices = torch.tensor(self._indices, dtype=torch.long, device=self._g.device)[keep]
         return Coreset(indices, weights, float(r.norm()) / norm if norm else 0.0)
 

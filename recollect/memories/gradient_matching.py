@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch
-from recollect.dictionary import InMemory
+from recollect.dictionary import InMemory, sum_rows
 from recollect.embedding import GradientEmbedding, MakeModel
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.pursuit import pursue
@@ -61,7 +61,7 @@ class GradientMatching(Memory):
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embedding = self._checked_embedding()
         arriving = embedding.embed(arrived.inputs, arrived.targets, progress=self._progress)
-        target = arriving.sum(0, dtype=torch.float64)
+        target = sum_rows(arriving)
         parts = [arriving]
         if len(held):
             target += self._state["target"]  # Alg. 2: g <- g + sum_i g_i

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from recollect.batch import Batch
+from recollect.dictionary import sum_rows
 from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.pursuit import pursue
@@ -39,7 +40,7 @@ class LocalGradientMatching(Memory):
         if self.seen + len(arrived) <= self.capacity:
             return Choice(torch.arange(len(embeddings)), torch.ones(len(embeddings)))
         weights = torch.cat([held.weights, arrived.weights]).double()
-        target = embeddings[len(held) :].sum(0, dtype=torch.float64)
+        target = sum_rows(embeddings[len(held) :])
         target += weights[: len(held)] @ embeddings[: len(held)].double()
         size = min(self.capacity, len(embeddings))
         coreset = pursue(embeddings, size, target=target, **self._pursuit_options)
