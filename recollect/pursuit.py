@@ -12,8 +12,8 @@ K = G_I G_I^T, the pool V = G_I R^T becomes W = L^-1 V, and
     c = p - lambda u q                  are the pool's inner products with the residual,
 
 where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row k of A and updates p and q
-by the same row, so a pick costs a few vector operations on the pool. Picking goes on while the best score in the pool is
-at least what the best candidate outside had in the scan; then it is time to look again. Since r is computed anew in
+by the same row, so a pick costs a few vector operations on the pool. Picking goes on while the best score in the pool
+is at least what the best candidate outside had in the scan; then it is time to look again. Since r is computed anew in
 float64 after each round and c starts from it, rounding errors do not add up, and float32 embeddings are enough.
 
 Differs from the paper:
@@ -176,7 +176,7 @@ class RidgeFit:
         return self._M[:n, :n].T @ z
 
     def residual(self) -> Tensor:
-        """r = g - gamma G_I, from scratch and in float64."""
+        """What is left to match, g - gamma G_I: from scratch and in float64."""
         return self._g - self.weights() @ self._rows64[: self._n]
 
     def _uniform(self) -> float:
