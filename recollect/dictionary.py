@@ -1,11 +1,17 @@
 """Where candidate embeddings live, and the few questions that pursuit asks of them."""
 
-from typing import Protocol
+import os
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-_BLOCK_ROWS = 32  # rows are turned into float64 this many at a time
+_SUM_ROWS = 32  # rows are turned into float64 this many at a time: a block that stays in the cache
+_SCAN_ROWS = 1024  # rows are scanned this many at a time, wherever they live, so that scores are the same bit for bit
 
 
 class Dictionary(Protocol):
@@ -31,45 +37,239 @@ class Dictionary(Protocol):
 
 
 class InMemory:
-    """Candidates in one or several tensors, as if concatenated, without a copy."""
+    """Candidates in one tensor."""
 
-    def __init__(self, *parts: Tensor) -> None:
-        self._parts = [part for part in parts if len(part)] or list(parts[:1])
-        self.dim = self._parts[0].shape[1]
-        self.dtype = self._parts[0].dtype
-        self._starts = [0]
-        for part in self._parts:
-            self._starts.append(self._starts[-1] + len(part))
+    def __init__(self, embeddings: Tensor) -> None:
+        self._embeddings = embeddings
+        self.dim, self.dtype = embeddings.shape[1], embeddings.dtype
+
+    def __len__(self) -> int:
+        return len(self._embeddings)
+
+    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        r = residual.to(self.dtype)
+        return best_of(torch.cat([block @ r for block in self._embeddings.split(_SCAN_ROWS)]), count, exclude)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return self._embeddings[indices]
+
+    def sum(self) -> Tensor:
+        return sum_rows(self._embeddings)
+
+    def mean_square(self) -> float:
+        return _sum_squares(self._embeddings) / len(self)
+
+
+class OnDisk:
+    """Candidates in a NumPy file, read a block at a time, so that they may be larger than memory.
+
+    Resident memory is one block of 1024 rows plus what pursuit keeps of the chosen ones.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     dictionary = OnDisk.write(f"{folder}/rows.npy", [torch.eye(3), 2 * torch.eye(3)])
+        ...     len(dictionary), dictionary.sum()
+        (6, tensor([3., 3., 3.], dtype=torch.float64))
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            with self.path.open("rb") as file:
+                version = np.lib.format.read_magic(file)
+                read_header = (
+                    np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                )
+                shape, columns_first, dtype = read_header(file)
+                self._start = file.tell()
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r} must be a NumPy file of embeddings, got something else: {error}") from None
+        if len(shape) != 2 or columns_first or dtype not in (np.float32, np.float64):
+            raise ValueError(
+                f"{str(path)!r} must hold rows of float32 or float64 numbers, got shape {shape} of type {dtype}"
+            )
+        self._n, self.dim = shape
+        self._numpy_dtype = np.dtype(dtype)
+        self.dtype = torch.float32 if dtype == np.float32 else torch.float64
+        self._row_bytes = self.dim * self._numpy_dtype.itemsize
+        if self.path.stat().st_size < self._start + self._n * self._row_bytes:
+            raise ValueError(f"{str(path)!r} must hold {self._n} rows, got a file that ends before: it is truncated")
+        self._totals: tuple[Tensor, float] | None = None
+
+    @classmethod
+    def write(cls, path: str | PathLike[str], blocks: Iterable[Tensor]) -> "OnDisk":
+        """Write rows as they come; the file is there whole or not at all."""
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        n = dim = 0
+        dtype = np.dtype(np.float32)
+        try:
+            with temporary.open("wb") as file:
+                for block in blocks:
+                    rows = np.ascontiguousarray(block.detach().cpu().numpy())
+                    if not n:
+                        dim, dtype = rows.shape[1], rows.dtype
+                        _write_header(file, 0, dim, dtype)
+                    file.write(rows.data)
+                    n += len(rows)
+                file.seek(0)
+                _write_header(file, n, dim, dtype)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return cls(path)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def _blocks(self) -> Iterator[Tensor]:
+        buffer = np.empty((min(_SCAN_ROWS, self._n), self.dim), dtype=self._numpy_dtype)
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._start)
+            for first in range(0, self._n, _SCAN_ROWS):
+                block = buffer[: min(_SCAN_ROWS, self._n - first)]
+                _read_exactly(file, memoryview(block).cast("B"))
+                yield torch.from_numpy(block)
+
+    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        r = residual.to(self.dtype)
+        return best_of(torch.cat([block @ r for block in self._blocks()]), count, exclude)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        out = np.empty((len(indices), self.dim), dtype=self._numpy_dtype)
+        with self.path.open("rb", buffering=0) as file:
+            for row, index in zip(out, indices.tolist(), strict=True):
+                file.seek(self._start + index * self._row_bytes)
+                _read_exactly(file, memoryview(row).cast("B"))  # type: ignore[arg-type]
+        return torch.from_numpy(out)
+
+    def _read_totals(self) -> tuple[Tensor, float]:
+        if self._totals is None:
+            total, squares = torch.zeros(self.dim, dtype=torch.float64), 0.0
+            for block in self._blocks():
+                total += sum_rows(block)
+                squares += _sum_squares(block)
+            self._totals = (total, squares)
+        return self._totals
+
+    def sum(self) -> Tensor:
+        return self._read_totals()[0].clone()
+
+    def mean_square(self) -> float:
+        return self._read_totals()[1] / self._n
+
+
+class Factored:
+    """Candidates that are outer products: last-layer gradients, exact and never formed.
+
+    A row is, for each initialisation s, the C x H matrix delta_s h_s^T, flattened. Its product with a residual R_s is
+    delta_s^T R_s h_s, so a scan is S matrix products and reads C + H numbers per row and initialisation, not C * H.
+
+    Args:
+        deltas: gradients at the last layer's outputs, (S, n, C).
+        inputs: what came into the last layer, (S, n, H); with a one appended if it has a bias.
+    """
+
+    def __init__(self, deltas: Tensor, inputs: Tensor) -> None:
+        self._deltas, self._inputs = deltas, inputs
+        self._shape = (deltas.shape[0], deltas.shape[2], inputs.shape[2])  # S, C, H
+        self.dim, self.dtype = int(np.prod(self._shape)), deltas.dtype
+
+    def __len__(self) -> int:
+        return self._deltas.shape[1]
+
+    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+        R = residual.to(self.dtype).reshape(self._shape)
+        scores = torch.zeros(len(self), dtype=self.dtype, device=self._deltas.device)
+        for delta, h, r in zip(self._deltas, self._inputs, R, strict=True):
+            scores += ((h @ r.T) * delta).sum(1)
+        return best_of(scores, count, exclude)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        products = self._deltas[:, indices, :, None] * self._inputs[:, indices, None, :]  # (S, k, C, H)
+        return products.transpose(0, 1).reshape(len(indices), self.dim)
+
+    def sum(self) -> Tensor:
+        total = torch.zeros(self._shape, dtype=torch.float64, device=self._deltas.device)
+        for s, (delta, h) in enumerate(zip(self._deltas, self._inputs, strict=True)):
+            for d, x in zip(delta.split(_SCAN_ROWS), h.split(_SCAN_ROWS), strict=True):
+                total[s] += d.double().T @ x.double()
+        return total.flatten()
+
+    def mean_square(self) -> float:
+        squares = self._deltas.double().square().sum(2) * self._inputs.double().square().sum(2)
+        return float(squares.sum()) / len(self)
+
+
+class Joined:
+    """Several dictionaries as one, without a copy."""
+
+    def __init__(self, *parts: Dictionary) -> None:
+        self._parts = parts
+        self.dim, self.dtype = parts[0].dim, parts[0].dtype
+        self._starts = [sum(len(part) for part in parts[:i]) for i in range(len(parts) + 1)]
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        r = residual.to(self.dtype)
-        scores = torch.cat([part @ r for part in self._parts])
-        scores[exclude] = -torch.inf
-        # Ascending, so that among equals the first row wins.
-        indices = scores.topk(count).indices.sort().values
-        return indices, scores[indices]
+        indices, scores = [], []
+        for part, start in zip(self._parts, self._starts, strict=False):
+            inside = exclude[(exclude >= start) & (exclude < start + len(part))] - start
+            available = len(part) - len(inside)
+            if available:
+                rows, products = part.best(residual, min(count, available), inside)
+                indices.append(rows + start)
+                scores.append(products)
+        order, best = best_of(torch.cat(scores), count, exclude[:0])
+        return torch.cat(indices)[order], best
 
     def rows(self, indices: Tensor) -> Tensor:
-        out = torch.empty(len(indices), self.dim, dtype=self.dtype, device=self._parts[0].device)
+        out = torch.empty(len(indices), self.dim, dtype=self.dtype, device=indices.device)
         for part, start in zip(self._parts, self._starts, strict=False):
             inside = (indices >= start) & (indices < start + len(part))
-            out[inside] = part[indices[inside] - start]
+            if inside.any():
+                out[inside] = part.rows(indices[inside] - start)
         return out
 
     def sum(self) -> Tensor:
-        return torch.stack([sum_rows(part) for part in self._parts]).sum(0)
+        return torch.stack([part.sum() for part in self._parts]).sum(0)
 
     def mean_square(self) -> float:
-        blocks = (block.reshape(-1) for part in self._parts for block in part.split(_BLOCK_ROWS))
-        return sum(float(block @ block) for block in blocks) / len(self)
+        return sum(part.mean_square() * len(part) for part in self._parts) / len(self)
+
+
+def best_of(scores: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
+    """The `count` largest scores, by ascending place, so that among equals the first wins."""
+    scores[exclude] = -torch.inf
+    indices = scores.topk(count).indices.sort().values
+    return indices, scores[indices]
 
 
 def sum_rows(matrix: Tensor) -> Tensor:
     """The sum of all rows in float64, a cache-sized block at a time: ten times faster than torch's own."""
     total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
-    for block in matrix.split(_BLOCK_ROWS):
+    for block in matrix.split(_SUM_ROWS):
         total += block.double().sum(0)
     return total
+
+
+def _sum_squares(matrix: Tensor) -> float:
+    blocks = (block.reshape(-1) for block in matrix.split(_SUM_ROWS))
+    return sum(float(block @ block) for block in blocks)
+
+
+def _write_header(file: BinaryIO, n: int, dim: int, dtype: np.dtype[np.generic]) -> None:
+    """A header whose length does not depend on the number of rows, so that it can be written again at the end."""
+    header = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({n:>20}, {dim:>20}), }}"
+    header = header.ljust(181) + "\n"  # 192 bytes with what stands before it: a multiple of 64, as NumPy wants
+    file.write(np.lib.format.magic(1, 0) + len(header).to_bytes(2, "little") + header.encode("latin1"))
+
+
+def _read_exactly(file: BinaryIO, view: memoryview) -> None:
+    while view:
+        count = file.readinto(view)  # type: ignore[attr-defined]
+        if not count:
+            raise ValueError("the file of embeddings ended before its last row: it is truncated")
+        view = view[count:]

@@ -75,8 +75,8 @@ def select(
         raise ValueError(
             f"size must be between 1 and the {len(targets)} examples, got {size!r}: pass a smaller size or more data"
         )
-    embeddings = GradientEmbedding(make_model, seed=seed, **embedding).embed(inputs, targets, progress=progress)
-    return pursue(embeddings, size, progress=progress, **pursuit)
+    candidates = GradientEmbedding(make_model, seed=seed, **embedding).dictionary(inputs, targets, progress=progress)
+    return pursue(candidates, size, progress=progress, **pursuit)
 
 
 def matching_error(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import recollect as rc
+from recollect.dictionary import Factored, InMemory
 from recollect.embedding.initialisations import draw_model
 from recollect.embedding.projections import Kronecker, Projection, Sparse
 from tests.networks import LABELS, NETWORKS, Strange
@@ -161,40 +162,50 @@ def test_embedding_is_linear_projection_of_the_gradient(projection: str) -> None
     assert relative_difference(coefficients.T @ embeddings, mix @ embeddings) < 1e-5
 
 
-def all_ones_projected(projection: Projection, sizes: dict[str, int]) -> Tensor:
-    """The projection as a dense matrix, D x d, one unit vector at a time."""
+def as_matrix(projection: Projection, sizes: dict[str, int]) -> Tensor:
+    """The projection as a dense matrix, D x d: one unit vector for each entry of each parameter."""
     D = sum(sizes.values())
-    out = torch.zeros(D, projection.width)
+    buffer = torch.zeros(D, projection.buffer_width)
     start = 0
     for name, size in sizes.items():
         unit = torch.zeros(D, size)
         unit[start : start + size] = torch.eye(size)
-        projection.add_parameter(out, name, unit)
+        projection.add_parameter(buffer, name, unit)
         start += size
-    return out
+    return projection.finish(buffer)
 
 
-@pytest.mark.parametrize("kind", ["sparse", "kronecker"])
+def kronecker_as_matrix(projection: Kronecker) -> Tensor:
+    """The same for one linear layer "fc" with bias: each unit vector as an outer product of its factors."""
+    out, into = 4, 6
+    delta = torch.eye(out).repeat_interleave(into, 0)
+    a = torch.eye(into).repeat(out, 1)
+    buffer = torch.zeros(out * into, projection.buffer_width)
+    P, Q = projection._factors["fc"]
+    left = delta if P is None else delta @ P.T
+    right = a if Q is None else a @ Q.T
+    buffer[:, projection._places["fc"]] = (left[:, :, None] * right[:, None, :]).flatten(1)
+    return projection.finish(buffer)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "kronecker", "kronecker, outputs as they are", "hashed"])
 def test_projections_keep_inner_products_in_expectation(kind: str, generator: torch.Generator) -> None:
     """E[P^T P] = I: the mean over many draws is within five standard errors of the identity, entry by entry."""
-    draws, D, dim = 600, 24, 16
+    draws, dim = 800, 5
     sizes = {"fc.weight": 20, "fc.bias": 4}
     products = []
     for _ in range(draws):
         if kind == "sparse":
-            P = all_ones_projected(Sparse(sizes, dim, generator), sizes)
+            P = as_matrix(Sparse(sizes, dim, generator), sizes)
+        elif kind == "hashed":
+            P = as_matrix(Kronecker(sizes, {}, dim, generator), sizes)
         else:
-            projection = Kronecker(sizes, {"fc": (4, 6)}, dim, generator, widening=0.75)  # 3 x 4 of 4 x 6
-            factors_out, factors_in = projection._factors["fc"]
-            assert factors_out is not None
-            assert factors_in is not None
-            dense = torch.kron(factors_out, factors_in).T  # rows (out, in + bias)
-            P = torch.zeros(D, dim)
-            projection.add_parameter(P, "fc", dense)
+            widening = 0.8 if kind == "kronecker" else 2.4  # 2 x 2, or 4 x 3, of 4 x 6
+            P = kronecker_as_matrix(Kronecker(sizes, {"fc": (4, 6)}, dim, generator, widening))
         products.append(P @ P.T)
     stacked = torch.stack(products)
     error = stacked.std(0) / math.sqrt(draws)
-    assert ((stacked.mean(0) - torch.eye(D)).abs() <= 5 * error + 1e-6).all()
+    assert ((stacked.mean(0) - torch.eye(24)).abs() <= 5 * error + 1e-6).all()
 
 
 @pytest.mark.parametrize(("projection", "spread"), [("sparse", 1.5), ("kronecker", 4.0)])
@@ -352,3 +363,26 @@ def test_a_model_that_vmap_cannot_batch_is_still_right() -> None:
     plain = rc.GradientEmbedding(Strange, inits=1, projection=None).embed(inputs, LABELS)
     branching = rc.GradientEmbedding(Branching, inits=1, projection=None).embed(inputs, LABELS)
     assert relative_difference(branching, plain) < 1e-5
+
+
+def test_unprojected_last_layer_gradients_are_kept_as_factors() -> None:
+    make_model, inputs = NETWORKS["cnn"]
+    options = {"inits": 3, "layers": "last", "projection": None, "batch_size": 3}
+    factored = rc.GradientEmbedding(make_model, **options).dictionary(inputs, LABELS)
+    assert isinstance(factored, Factored)
+    dense = rc.GradientEmbedding(make_model, **options).embed(inputs, LABELS)
+    rows = factored.rows(torch.arange(7))
+    assert relative_difference(rows @ rows.T, dense @ dense.T) < 1e-5
+    assert isinstance(rc.GradientEmbedding(make_model, layers="last").dictionary(inputs, LABELS), InMemory)
+
+
+def test_memory_with_factored_last_layer_gradients_matches_the_one_without() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(90, 6, generator=generator), torch.arange(90) % 3
+    exact = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", projection=None, inits=2)
+    kept = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", dim=10_000, inits=2)  # short enough to be exact
+    for memory in (exact, kept):
+        for rows in torch.arange(90).split(30):
+            memory.update(inputs[rows], targets[rows])
+    assert torch.equal(exact.batch.ids, kept.batch.ids)
+    assert torch.allclose(exact.batch.weights, kept.batch.weights, rtol=1e-3)

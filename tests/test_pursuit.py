@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from sklearn.linear_model import orthogonal_mp_gram
 from torch import Tensor
 
 import recollect as rc
-from recollect.dictionary import InMemory
+from recollect.dictionary import Factored, InMemory, Joined, OnDisk
 from tests.oracles import fit_from_scratch, pursue_from_scratch
 
 
@@ -161,8 +163,48 @@ def test_late_picks_do_not_drown_in_rounding_errors() -> None:
 
 def test_several_parts_are_one_dictionary() -> None:
     G = random_rows(50, 20) + 0.3
-    whole, parts = rc.pursue(G, 12), rc.pursue(InMemory(G[:7], G[7:7], G[7:]), 12)
-    assert whole.indices.tolist() == parts.indices.tolist()
+    parts = Joined(InMemory(G[:7]), InMemory(G[7:]))
+    assert rc.pursue(parts, 45).indices.tolist() == rc.pursue(G, 45).indices.tolist()
+    assert parts.mean_square() == pytest.approx(float(G.square().sum(1).mean()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_on_disk_are_chosen_as_rows_in_memory(dtype: torch.dtype, tmp_path: Path) -> None:
+    G = (random_rows(2500, 40) + 0.3).to(dtype)
+    on_disk = OnDisk.write(tmp_path / "rows.npy", G.split(700))
+    assert np.array_equal(np.load(tmp_path / "rows.npy"), G.numpy())
+    here, there = rc.pursue(G, 100), rc.pursue(on_disk, 100)
+    assert torch.equal(here.indices, there.indices)
+    assert torch.allclose(here.weights, there.weights, rtol=1e-9)
+
+
+@pytest.mark.parametrize("content", [b"", b"not numpy at all", b"\x93NUMPY\x01\x00v\x00{'descr': '<f4'"])
+def test_a_file_that_is_not_of_embeddings_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "rows.npy").write_bytes(content)
+    with pytest.raises(ValueError, match="must be a NumPy file of embeddings"):
+        OnDisk(tmp_path / "rows.npy")
+
+
+def test_a_truncated_file_of_embeddings_is_refused(tmp_path: Path) -> None:
+    path = OnDisk.write(tmp_path / "rows.npy", [torch.ones(10, 4)]).path
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="must hold 10 rows, got a file that ends before: it is truncated"):
+        OnDisk(path)
+    np.save(tmp_path / "ints.npy", np.ones((3, 4), dtype=np.int64))
+    with pytest.raises(ValueError, match="must hold rows of float32 or float64 numbers"):
+        OnDisk(tmp_path / "ints.npy")
+
+
+def test_factors_are_chosen_as_the_outer_products_they_stand_for() -> None:
+    generator = torch.Generator().manual_seed(0)
+    deltas = torch.randn(3, 200, 4, generator=generator, dtype=torch.float64)
+    h = torch.rand(3, 200, 7, generator=generator, dtype=torch.float64)
+    dense = (deltas[:, :, :, None] * h[:, :, None, :]).transpose(0, 1).reshape(200, -1)
+    factored = Factored(deltas, h)
+    assert torch.equal(factored.rows(torch.arange(200)), dense)
+    assert torch.allclose(factored.sum(), dense.sum(0))
+    assert factored.mean_square() == pytest.approx(float(dense.square().sum(1).mean()))
+    assert rc.pursue(factored, 60).indices.tolist() == rc.pursue(dense, 60).indices.tolist()
 
 
 @pytest.mark.parametrize(

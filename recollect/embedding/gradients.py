@@ -18,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recollect.batch import Inputs, check_examples, forward, map_inputs
+from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.initialisations import (
     CALIBRATION_ROWS,
     Init,
@@ -28,7 +29,7 @@ from recollect.embedding.initialisations import (
     plain_attention,
     set_statistics,
 )
-from recollect.embedding.layers import RULES, Call, Rule, Tap
+from recollect.embedding.layers import RULES, Call, LinearRule, Rule, Tap
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.progress import progress_bar
@@ -187,6 +188,50 @@ class GradientEmbedding:
         self._plan, self.statistics = plan, statistics  # only now: nothing changes if anything failed
         return out
 
+    def dictionary(self, inputs: Any, targets: Any, *, progress: bool = False) -> Dictionary:
+        """The embeddings as candidates for `pursue`: as factors where that is exact and smaller, else in memory.
+
+        Unprojected gradients of one linear layer, `layers="last", projection=None`, are kept as factors.
+        """
+        if self.projection is None and self.layers != "all":
+            inputs, targets = check_examples(inputs, targets)
+            with plain_attention():
+                plan, statistics = self._prepared(inputs, targets)
+                if not plan.rest and [type(rule) for rule in plan.rules.values()] == [LinearRule]:
+                    factored = self._factors(plan, statistics, inputs, targets, progress)
+                    if factored is not None:
+                        self._plan, self.statistics = plan, statistics
+                        return factored
+        return InMemory(self.embed(inputs, targets, progress=progress))
+
+    def _factors(
+        self, plan: _Plan, statistics: list[dict[str, Tensor]], inputs: Inputs, targets: Tensor, progress: bool
+    ) -> Factored | None:
+        """Both factors of a linear layer's gradients; None if it is used more than once per example."""
+        layer = next(iter(plan.rules))
+        deltas, activations = [], []
+        n = len(targets)
+        chunks = [*_chunks(n, self.batch_size)]
+        with progress_bar("computing gradients", self.inits * len(chunks), show=progress) as bar:
+            for s in range(self.inits):
+                draw = self._draw(s, plan, statistics)
+                module = draw.model.get_submodule(layer)
+                for rows in chunks:
+                    part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
+                    calls = self._calls(draw.model, plan.rules, part, targets[rows].to(self.device))
+                    count = rows.stop - rows.start
+                    if len(calls) != 1 or calls[0][1].delta is None or calls[0][1].delta.shape[:-1] != (count,):
+                        return None
+                    deltas.append(calls[0][1].delta)
+                    activations.append(calls[0][1].input)
+                    bar.advance()
+        delta, h = torch.cat(deltas).reshape(self.inits, n, -1), torch.cat(activations).reshape(self.inits, n, -1)
+        if module.bias is not None:
+            h = torch.cat([h, torch.ones_like(h[:, :, :1])], dim=2)
+        delta = delta / math.sqrt(self.inits)
+        _check_gradients(delta.transpose(0, 1).flatten(1))
+        return Factored(delta, h)
+
     def fingerprint(self) -> Tensor:
         """A few numbers by which a later `make_model` can be known to draw the same models."""
         parameters = list(self._model(0).parameters())
@@ -230,18 +275,18 @@ class GradientEmbedding:
         """The projected gradients of a few examples at one draw, (n, width)."""
         model, n = draw.model, len(targets)
         dtype = next(model.parameters()).dtype
-        out = torch.zeros(n, draw.projection.width, dtype=dtype, device=self.device)
+        buffer = torch.zeros(n, draw.projection.buffer_width, dtype=dtype, device=self.device)
         targets = targets.to(self.device)
         if plan.rules:
             calls = self._calls(model, plan.rules, inputs, targets)
             for layer, call in calls:
                 if call.delta is not None:
                     module = model.get_submodule(layer)
-                    draw.projection.add_call(out, layer, plan.rules[layer], module, call)
+                    draw.projection.add_call(buffer, layer, plan.rules[layer], module, call)
         if plan.rest:
             for name, gradient in self._rest_gradients(model, plan.rest, inputs, targets).items():
-                draw.projection.add_parameter(out, name, gradient.reshape(n, -1))
-        return out
+                draw.projection.add_parameter(buffer, name, gradient.reshape(n, -1))
+        return draw.projection.finish(buffer)
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_labels(outputs, targets, self.loss)

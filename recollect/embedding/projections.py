@@ -19,26 +19,30 @@ from recollect.embedding.layers import Call, Rule
 class Projection(ABC):
     """A linear map from gradients to `width` numbers, applied piece by piece.
 
-    Args:
-        sizes: number of entries of each parameter, in the order of `named_parameters`.
+    Contributions are added to a buffer of `buffer_width` numbers per example, which `finish` turns into the result.
     """
 
     width: int
+    buffer_width: int
 
     def to(self, device: torch.device) -> Self:
         """Move what was drawn; drawing itself is always on the CPU, so that a seed means the same everywhere."""
         return self
 
     @abstractmethod
-    def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
-        """Add the projection of one parameter's gradients (n, entries) to `out` (n, width)."""
+    def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
+        """Add what one parameter's gradients (n, entries) contribute."""
 
-    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
+    def add_call(self, buffer: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
         """Add what one use of a layer contributes."""
         assert call.delta is not None
-        n = len(out)
+        n = len(buffer)
         for name, gradient in rule.gradient(module, call.input, call.delta, n).items():
-            self.add_parameter(out, f"{layer}.{name}" if layer else name, gradient.reshape(n, -1))
+            self.add_parameter(buffer, f"{layer}.{name}" if layer else name, gradient.reshape(n, -1))
+
+    def finish(self, buffer: Tensor) -> Tensor:
+        """The projected gradients, (n, width)."""
+        return buffer
 
 
 class Identity(Projection):
@@ -46,11 +50,11 @@ class Identity(Projection):
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._slices = _slices(sizes)
-        self.width = sum(sizes.values())
+        self.width = self.buffer_width = sum(sizes.values())
 
-    def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
+    def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
         if name in self._slices:
-            out[:, self._slices[name]] += gradient
+            buffer[:, self._slices[name]] += gradient
 
 
 class Sparse(Projection):
@@ -63,7 +67,7 @@ class Sparse(Projection):
 
     def __init__(self, sizes: Mapping[str, int], dim: int, generator: torch.Generator) -> None:
         D = sum(sizes.values())
-        self.width = dim
+        self.width = self.buffer_width = dim
         rho = 1 / math.sqrt(D)
         places = _bernoulli_places(dim * D, rho, generator)
         signs = torch.randint(0, 2, (len(places),), generator=generator)
@@ -82,22 +86,23 @@ class Sparse(Projection):
         }
         return self
 
-    def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
+    def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
         if name in self._blocks:
             # A bag of table rows is a row of a sparse matrix times the table: torch's fastest such product.
             columns, starts, values = self._blocks[name]
             table = gradient.T.contiguous()  # (entries, n)
-            out += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=values).T
+            buffer += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=values).T
 
 
 class Kronecker(Projection):
-    """Both factors of a layer's gradient projected, then the result hashed down to the width.
+    """Both factors of a layer's gradient projected, then the result folded down to the width.
 
     For a layer with gradient sum_l delta_l a_l^T, dense random signs P (p x out) and Q (q x in) give
-    (P (x) Q) vec(gradient) without forming it. The p * q numbers are then count-sketched: each is
-    added with a random sign to one of `dim` places. Both steps keep inner products in expectation; the
-    first varies like 1/p + 1/q, the second like 1/dim, so the factors are kept wider than `dim` asks.
-    Parameters without factors (gains, shifts, whatever has no rule) are count-sketched directly.
+    (P (x) Q) vec(gradient) without forming it. The numbers of all layers stand side by side in a buffer; each gets a
+    random sign, and the buffer is folded: entries `dim` apart are added. Both steps keep inner products in
+    expectation; the first varies like 1/p + 1/q, the second like 1/dim, so the factors are kept wider than `dim` asks.
+    A factor that is short is not projected at all, which is exact and free, and leaves more room for the other.
+    Parameters without factors (gains, shifts, whatever has no rule) are count-sketched, or kept where they are short.
     """
 
     def __init__(
@@ -108,41 +113,56 @@ class Kronecker(Projection):
         generator: torch.Generator,
         widening: float = 4.0,
     ) -> None:
-        self.width = dim
         self._factors: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-        self._places: dict[str, tuple[Tensor, Tensor]] = {}
+        self._hashes: dict[str, tuple[Tensor, Tensor]] = {}
+        widths: dict[str, int] = {}
         share = widening * dim / max(1, len(factor_sizes))
         for layer, (n_out, n_in) in factor_sizes.items():
-            p, q = _balanced(share, n_out, n_in)
+            p, q = _factor_widths(share, n_out, n_in)
             P = None if p == n_out else _signs(p, n_out, generator)
             Q = None if q == n_in else _signs(q, n_in, generator)
             self._factors[layer] = (P, Q)
-            self._places[layer] = _count_sketch(p * q, dim, generator)
+            widths[layer] = p * q
         for name, size in sizes.items():
             if _layer_of(name) not in factor_sizes:
-                self._places[name] = _count_sketch(size, dim, generator)
+                if size > dim:
+                    self._hashes[name] = _hash(size, dim, generator)
+                widths[name] = min(size, dim)
+        self._places = _slices(widths)
+        self.buffer_width = sum(widths.values())
+        folds = math.ceil(self.buffer_width / dim)
+        self.width = min(dim, self.buffer_width)
+        self._padding = folds * self.width - self.buffer_width
+        self._signs_of_entries = _signed(self.buffer_width, generator)
 
     def to(self, device: torch.device) -> Self:
         self._factors = {
             layer: (None if P is None else P.to(device), None if Q is None else Q.to(device))
             for layer, (P, Q) in self._factors.items()
         }
-        self._places = {name: (places.to(device), signs.to(device)) for name, (places, signs) in self._places.items()}
+        self._hashes = {name: (places.to(device), signs.to(device)) for name, (places, signs) in self._hashes.items()}
+        self._signs_of_entries = self._signs_of_entries.to(device)
         return self
 
-    def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
-        if name in self._places:
-            places, signs = self._places[name]
-            out.index_add_(1, places, gradient * signs)
+    def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
+        if name in self._hashes:
+            places, signs = self._hashes[name]
+            buffer[:, self._places[name]].index_add_(1, places, gradient * signs)
+        elif name in self._places:
+            buffer[:, self._places[name]] += gradient
 
-    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
+    def add_call(self, buffer: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
         if layer not in self._factors:
-            super().add_call(out, layer, rule, module, call)
+            super().add_call(buffer, layer, rule, module, call)
             return
         assert call.delta is not None
         P, Q = self._factors[layer]
-        sketch = rule.sketch(module, call.input, call.delta, len(out), P, Q)
-        self.add_parameter(out, layer, sketch.reshape(len(out), -1))
+        sketch = rule.sketch(module, call.input, call.delta, len(buffer), P, Q)
+        buffer[:, self._places[layer]] += sketch.reshape(len(buffer), -1)
+
+    def finish(self, buffer: Tensor) -> Tensor:
+        signed = F.pad(buffer * self._signs_of_entries, (0, self._padding))
+        return signed.reshape(len(buffer), -1, self.width).sum(1)
 
 
 def _layer_of(parameter: str) -> str:
@@ -157,20 +177,30 @@ def _slices(sizes: Mapping[str, int]) -> dict[str, slice]:
     return slices
 
 
-def _balanced(share: float, n_out: int, n_in: int) -> tuple[int, int]:
-    """P <= n_out and q <= n_in with p * q near the share, as equal as the limits allow."""
-    p = min(n_out, max(1, round(math.sqrt(share))))
-    q = min(n_in, max(1, round(share / p)))
+def _factor_widths(share: float, n_out: int, n_in: int) -> tuple[int, int]:
+    """How wide to keep both factors, with p * q near the share.
+
+    Either both are projected to about the same width, with variance 2 / sqrt(share), or the outputs are kept as
+    they are, with variance n_out / share. The second is as good while n_out is at most twice the root of the share, and
+    cheaper, since it is the inputs' side that costs.
+    """
+    side = math.sqrt(share)
+    if n_out <= 2 * side:
+        return n_out, min(n_in, max(1, round(share / n_out)))
+    q = min(n_in, max(1, round(side)))
     return min(n_out, max(1, round(share / q))), q
 
 
+def _signed(size: int, generator: torch.Generator) -> Tensor:
+    return 2.0 * torch.randint(0, 2, (size,), generator=generator) - 1.0
+
+
+def _hash(size: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randint(0, dim, (size,), generator=generator), _signed(size, generator)
+
+
 def _signs(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    return (2.0 * torch.randint(0, 2, (rows, columns), generator=generator) - 1.0) / math.sqrt(rows)
-
-
-def _count_sketch(size: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    places = torch.randint(0, dim, (size,), generator=generator)
-    return places, 2.0 * torch.randint(0, 2, (size,), generator=generator) - 1.0
+    return _signed(rows * columns, generator).reshape(rows, columns) / math.sqrt(rows)
 
 
 def _bernoulli_places(count: int, rho: float, generator: torch.Generator) -> Tensor:

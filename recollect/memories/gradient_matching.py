@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch
-from recollect.dictionary import InMemory, sum_rows
+from recollect.dictionary import InMemory, Joined
 from recollect.embedding import GradientEmbedding, MakeModel
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.pursuit import pursue
@@ -60,13 +60,11 @@ class GradientMatching(Memory):
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embedding = self._checked_embedding()
-        arriving = embedding.embed(arrived.inputs, arrived.targets, progress=self._progress)
-        target = sum_rows(arriving)
-        parts = [arriving]
+        dictionary = embedding.dictionary(arrived.inputs, arrived.targets, progress=self._progress)
+        target = dictionary.sum()
         if len(held):
             target += self._state["target"]  # Alg. 2: g <- g + sum_i g_i
-            parts = [self._state["embeddings"], arriving]
-        dictionary = InMemory(*parts)  # Alg. 2: G <- [C, G]
+            dictionary = Joined(InMemory(self._state["embeddings"]), dictionary)  # Alg. 2: G <- [C, G]
 
         if self.seen + len(arrived) <= self.capacity:
             indices, weights = torch.arange(len(dictionary)), torch.ones(len(dictionary))
