@@ -129,7 +129,7 @@ class OnDisk:
             file.seek(self._start)
             for first in range(0, self._n, _SCAN_ROWS):
                 block = buffer[: min(_SCAN_ROWS, self._n - first)]
-                _read_exactly(file, memoryview(block).cast("B"))
+                _read_exactly(file, block.data.cast("B"))
                 yield torch.from_numpy(block)
 
     def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ class OnDisk:
         with self.path.open("rb", buffering=0) as file:
             for row, index in zip(out, indices.tolist(), strict=True):
                 file.seek(self._start + index * self._row_bytes)
-                _read_exactly(file, memoryview(row).cast("B"))  # type: ignore[arg-type]
+                _read_exactly(file, memoryview(row).cast("B"))
         return torch.from_numpy(out)
 
     def _read_totals(self) -> tuple[Tensor, float]:
