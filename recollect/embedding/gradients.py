@@ -177,11 +177,11 @@ class GradientEmbedding:
                     width = draw.projection.width
                     if out is None:
                         dtype = next(draw.model.parameters()).dtype
-                        out = torch.empty(n, self.inits * width, dtype=dtype, device=self.device)
+                        # Zeros cost nothing until they are touched, and are then still in the cache.
+                        out = torch.zeros(n, self.inits * width, dtype=dtype, device=self.device)
                     for rows in _chunks(n, self.batch_size):
                         part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-                        block = self._project(draw, plan, part, targets[rows])
-                        torch.mul(block, 1 / math.sqrt(self.inits), out=out[rows, s * width : (s + 1) * width])
+                        self._project(out[rows, s * width : (s + 1) * width], draw, plan, part, targets[rows])
                         bar.advance()
         assert out is not None
         _check_gradients(out)
@@ -218,7 +218,8 @@ class GradientEmbedding:
                 module = draw.model.get_submodule(layer)
                 for rows in chunks:
                     part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-                    calls = self._calls(draw.model, plan.rules, part, targets[rows].to(self.device))
+                    own, scale = targets[rows].to(self.device), 1 / math.sqrt(self.inits)
+                    calls = self._calls(draw.model, plan.rules, part, own, scale)
                     count = rows.stop - rows.start
                     if len(calls) != 1 or calls[0][1].delta is None or calls[0][1].delta.shape[:-1] != (count,):
                         return None
@@ -228,7 +229,6 @@ class GradientEmbedding:
         delta, h = torch.cat(deltas).reshape(self.inits, n, -1), torch.cat(activations).reshape(self.inits, n, -1)
         if module.bias is not None:
             h = torch.cat([h, torch.ones_like(h[:, :, :1])], dim=2)
-        delta = delta / math.sqrt(self.inits)
         _check_gradients(delta.transpose(0, 1).flatten(1))
         return Factored(delta, h)
 
@@ -271,31 +271,27 @@ class GradientEmbedding:
 
     # How one pass is made
 
-    def _project(self, draw: _Draw, plan: _Plan, inputs: Inputs, targets: Tensor) -> Tensor:
-        """The projected gradients of a few examples at one draw, (n, width)."""
+    def _project(self, out: Tensor, draw: _Draw, plan: _Plan, inputs: Inputs, targets: Tensor) -> None:
+        """Add the projected gradients of a few examples at one draw, over sqrt(S), to `out` (n, width)."""
         model, n = draw.model, len(targets)
-        dtype = next(model.parameters()).dtype
-        buffer = torch.zeros(n, draw.projection.buffer_width, dtype=dtype, device=self.device)
         targets = targets.to(self.device)
         if plan.rules:
-            calls = self._calls(model, plan.rules, inputs, targets)
-            for layer, call in calls:
+            for layer, call in self._calls(model, plan.rules, inputs, targets, 1 / math.sqrt(self.inits)):
                 if call.delta is not None:
                     module = model.get_submodule(layer)
-                    draw.projection.add_call(buffer, layer, plan.rules[layer], module, call)
+                    draw.projection.add_call(out, layer, plan.rules[layer], module, call)
         if plan.rest:
             for name, gradient in self._rest_gradients(model, plan.rest, inputs, targets).items():
-                draw.projection.add_parameter(buffer, name, gradient.reshape(n, -1))
-        return draw.projection.finish(buffer)
+                draw.projection.add_parameter(out, name, gradient.reshape(n, -1) / math.sqrt(self.inits))
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_labels(outputs, targets, self.loss)
         return check_losses(self._loss(outputs, targets), len(targets))
 
     def _calls(
-        self, model: nn.Module, layers: dict[str, Rule], inputs: Inputs, targets: Tensor
+        self, model: nn.Module, layers: dict[str, Rule], inputs: Inputs, targets: Tensor, scale: float = 1.0
     ) -> list[tuple[str, Call]]:
-        """One forward and one backward pass that note what flows through the layers."""
+        """One forward and one backward pass that note what flows through the layers; the loss is scaled."""
         calls: list[tuple[str, Call]] = []
         anchor = torch.zeros((), device=self.device, requires_grad=True)
 
@@ -312,7 +308,7 @@ class GradientEmbedding:
             with torch.enable_grad():
                 losses = self._losses(forward(model, inputs), targets)
                 if losses.requires_grad:
-                    torch.autograd.grad(losses.sum(), anchor, allow_unused=True)
+                    torch.autograd.grad(losses.sum() * scale, anchor, allow_unused=True)
         finally:
             for hook in hooks:
                 hook.remove()

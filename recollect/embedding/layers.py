@@ -7,7 +7,7 @@ every per-example gradient, and a projection that acts on both factors never nee
 
     (P (x) Q) vec(sum_l delta_l a_l^T) = vec(sum_l (P delta_l) (Q a_l)^T).
 
-Each rule below knows one kind of layer. `gradient` forms the gradient; `sketch` applies P to delta and
+Each rule below knows one kind of layer. `gradient` forms the gradient; `factors` applies P to delta and
 Q to a, where a is extended by a one for the bias.
 """
 
@@ -41,8 +41,10 @@ class Rule(Protocol):
     def factor_sizes(self, module: nn.Module) -> tuple[int, int] | None:
         """Lengths of delta and of the extended a; None if the gradient is no sum of outer products."""
 
-    def sketch(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor | None, Q: Tensor | None) -> Tensor:
-        """`sum_l (P delta_l)(Q a_l)^T` as (n, p, q); None stands for the identity."""
+    def factors(
+        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`P delta_l` as (n, p, positions) and `Q a_l` as (n, positions, q); a vector stands for its diagonal."""
 
 
 class LinearRule:
@@ -64,16 +66,18 @@ class LinearRule:
         module = cast(nn.Linear, module)
         return module.out_features, module.in_features + (module.bias is not None)
 
-    def sketch(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor | None, Q: Tensor | None) -> Tensor:
+    def factors(
+        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
+    ) -> tuple[Tensor, Tensor]:
         a, delta = _positions(a, n), _positions(delta, n)
-        bias = cast(nn.Linear, module).bias is not None
-        if Q is None:
-            a = F.pad(a, (0, 1), value=1.0) if bias else a
+        if cast(nn.Linear, module).bias is None:
+            right = a * Q if Q.ndim == 1 else F.linear(a, Q)
+        elif Q.ndim == 1:
+            right = F.pad(a, (0, 1), value=1.0) * Q
         else:
-            a = F.linear(a, Q[:, :-1], Q[:, -1]) if bias else F.linear(a, Q)
-        if P is not None:
-            delta = F.linear(delta, P)
-        return delta.mT @ a
+            right = F.linear(a, Q[:, :-1], Q[:, -1])
+        left = delta * P if P.ndim == 1 else F.linear(delta, P)
+        return left.mT, right
 
 
 class ConvRule:
@@ -101,20 +105,19 @@ class ConvRule:
             return None
         return module.out_channels, module.weight[0].numel() + (module.bias is not None)
 
-    def sketch(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor | None, Q: Tensor | None) -> Tensor:
+    def factors(
+        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
+    ) -> tuple[Tensor, Tensor]:
         module = cast(_ConvNd, module)
         has_bias = module.bias is not None
-        if Q is None:
+        if Q.ndim == 1:
             patches = _patches(module, a)
-            patches = F.pad(patches, (0, 0, 0, 1), value=1.0) if has_bias else patches
+            patches = (F.pad(patches, (0, 0, 0, 1), value=1.0) if has_bias else patches) * Q[:, None]
         else:
-            filters = Q[:, :-1] if has_bias else Q
-            filters = filters.reshape(-1, *module.weight.shape[1:])
+            filters = (Q[:, :-1] if has_bias else Q).reshape(-1, *module.weight.shape[1:])
             patches = _convolve(module, a, filters, Q[:, -1] if has_bias else None).flatten(2)
         delta = delta.flatten(2)
-        if P is not None:
-            delta = P @ delta
-        return delta @ patches.mT
+        return delta * P[:, None] if P.ndim == 1 else P @ delta, patches.mT
 
 
 class EmbeddingRule:
@@ -135,13 +138,13 @@ class EmbeddingRule:
         rows, columns = cast(nn.Embedding, module).weight.shape
         return columns, rows
 
-    def sketch(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor | None, Q: Tensor | None) -> Tensor:
+    def factors(
+        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
+    ) -> tuple[Tensor, Tensor]:
         rows, delta = self._lookups(module, a, delta, n)
-        n_rows = cast(nn.Embedding, module).num_embeddings
-        inputs = F.one_hot(rows, n_rows).to(delta.dtype) if Q is None else Q.T[rows]
-        if P is not None:
-            delta = F.linear(delta, P)
-        return delta.mT @ inputs
+        right = F.one_hot(rows, len(Q)) * Q if Q.ndim == 1 else Q.T[rows]
+        left = delta * P if P.ndim == 1 else F.linear(delta, P)
+        return left.mT, right
 
     @staticmethod
     def _lookups(module: nn.Module, a: Tensor, delta: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -168,7 +171,7 @@ class LayerNormRule:
     def factor_sizes(self, module: nn.Module) -> None:
         return None
 
-    def sketch(self, *_: object) -> Tensor:
+    def factors(self, *_: object) -> tuple[Tensor, Tensor]:
         raise TypeError("a gain's gradient is no sum of outer products")
 
 

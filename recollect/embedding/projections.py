@@ -17,32 +17,24 @@ from recollect.embedding.layers import Call, Rule
 
 
 class Projection(ABC):
-    """A linear map from gradients to `width` numbers, applied piece by piece.
-
-    Contributions are added to a buffer of `buffer_width` numbers per example, which `finish` turns into the result.
-    """
+    """A linear map from gradients to `width` numbers, applied piece by piece."""
 
     width: int
-    buffer_width: int
 
     def to(self, device: torch.device) -> Self:
         """Move what was drawn; drawing itself is always on the CPU, so that a seed means the same everywhere."""
         return self
 
     @abstractmethod
-    def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
-        """Add what one parameter's gradients (n, entries) contribute."""
+    def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
+        """Add the projection of one parameter's gradients (n, entries) to `out` (n, width)."""
 
-    def add_call(self, buffer: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
+    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
         """Add what one use of a layer contributes."""
         assert call.delta is not None
-        n = len(buffer)
+        n = len(out)
         for name, gradient in rule.gradient(module, call.input, call.delta, n).items():
-            self.add_parameter(buffer, f"{layer}.{name}" if layer else name, gradient.reshape(n, -1))
-
-    def finish(self, buffer: Tensor) -> Tensor:
-        """The projected gradients, (n, width)."""
-        return buffer
+            self.add_parameter(out, f"{layer}.{name}" if layer else name, gradient.reshape(n, -1))
 
 
 class Identity(Projection):
@@ -50,7 +42,7 @@ class Identity(Projection):
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self._slices = _slices(sizes)
-        self.width = self.buffer_width = sum(sizes.values())
+        self.width = sum(sizes.values())
 
     def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
         if name in self._slices:
@@ -67,7 +59,7 @@ class Sparse(Projection):
 
     def __init__(self, sizes: Mapping[str, int], dim: int, generator: torch.Generator) -> None:
         D = sum(sizes.values())
-        self.width = self.buffer_width = dim
+        self.width = dim
         rho = 1 / math.sqrt(D)
         places = _bernoulli_places(dim * D, rho, generator)
         signs = torch.randint(0, 2, (len(places),), generator=generator)
@@ -95,14 +87,17 @@ class Sparse(Projection):
 
 
 class Kronecker(Projection):
-    """Both factors of a layer's gradient projected, then the result folded down to the width.
+    """Both factors of a layer's gradient projected, and the layers' results laid over one another.
 
-    For a layer with gradient sum_l delta_l a_l^T, dense random signs P (p x out) and Q (q x in) give
-    (P (x) Q) vec(gradient) without forming it. The numbers of all layers stand side by side in a buffer; each gets a
-    random sign, and the buffer is folded: entries `dim` apart are added. Both steps keep inner products in
-    expectation; the first varies like 1/p + 1/q, the second like 1/dim, so the factors are kept wider than `dim` asks.
-    A factor that is short is not projected at all, which is exact and free, and leaves more room for the other.
-    Parameters without factors (gains, shifts, whatever has no rule) are count-sketched, or kept where they are short.
+    For a layer with gradient sum_l delta_l a_l^T, random signs P (p x out) and Q (q x in) give
+    (P (x) Q) vec(gradient) without forming it: p * q numbers, at most `dim`, added to the result from a random place
+    on. A factor that is short is not projected but only given random signs, which is exact, cheap, and leaves more
+    room for the other. Parameters without factors (gains, shifts, whatever has no rule) are given random signs
+    and added likewise, or count-sketched where they are longer than `dim`.
+
+    All of this keeps inner products in expectation, since any two different entries meet with independent signs. The
+    first step varies like 1/p + 1/q, the overlap like 1/dim, so layers are kept wider than an equal share of `dim`:
+    `widening` times as wide.
     """
 
     def __init__(
@@ -113,56 +108,50 @@ class Kronecker(Projection):
         generator: torch.Generator,
         widening: float = 4.0,
     ) -> None:
-        self._factors: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-        self._hashes: dict[str, tuple[Tensor, Tensor]] = {}
-        widths: dict[str, int] = {}
-        share = widening * dim / max(1, len(factor_sizes))
+        self.width = dim
+        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
+        self._starts: dict[str, int] = {}
+        self._signs: dict[str, Tensor] = {}
+        self._hashes: dict[str, Tensor] = {}
+        share = min(dim, widening * dim / max(1, len(factor_sizes)))
         for layer, (n_out, n_in) in factor_sizes.items():
             p, q = _factor_widths(share, n_out, n_in)
-            P = None if p == n_out else _signs(p, n_out, generator)
-            Q = None if q == n_in else _signs(q, n_in, generator)
-            self._factors[layer] = (P, Q)
-            widths[layer] = p * q
+            self._factors[layer] = (_signs(p, n_out, generator), _signs(q, n_in, generator))
+            self._starts[layer] = int(torch.randint(0, dim - p * q + 1, (1,), generator=generator))
         for name, size in sizes.items():
             if _layer_of(name) not in factor_sizes:
+                self._signs[name] = 2.0 * torch.randint(0, 2, (size,), generator=generator) - 1.0
                 if size > dim:
-                    self._hashes[name] = _hash(size, dim, generator)
-                widths[name] = min(size, dim)
-        self._places = _slices(widths)
-        self.buffer_width = sum(widths.values())
-        folds = math.ceil(self.buffer_width / dim)
-        self.width = min(dim, self.buffer_width)
-        self._padding = folds * self.width - self.buffer_width
-        self._signs_of_entries = _signed(self.buffer_width, generator)
+                    self._hashes[name] = torch.randint(0, dim, (size,), generator=generator)
+                else:
+                    self._starts[name] = int(torch.randint(0, dim - size + 1, (1,), generator=generator))
 
     def to(self, device: torch.device) -> Self:
-        self._factors = {
-            layer: (None if P is None else P.to(device), None if Q is None else Q.to(device))
-            for layer, (P, Q) in self._factors.items()
-        }
-        self._hashes = {name: (places.to(device), signs.to(device)) for name, (places, signs) in self._hashes.items()}
-        self._signs_of_entries = self._signs_of_entries.to(device)
+        self._factors = {layer: (P.to(device), Q.to(device)) for layer, (P, Q) in self._factors.items()}
+        self._signs = {name: value.to(device) for name, value in self._signs.items()}
+        self._hashes = {name: value.to(device) for name, value in self._hashes.items()}
         return self
 
-    def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
+    def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
         if name in self._hashes:
-            places, signs = self._hashes[name]
-            buffer[:, self._places[name]].index_add_(1, places, gradient * signs)
-        elif name in self._places:
-            buffer[:, self._places[name]] += gradient
+            out.index_add_(1, self._hashes[name], gradient * self._signs[name])
+        elif name in self._signs:
+            start = self._starts[name]
+            out[:, start : start + gradient.shape[1]].addcmul_(gradient, self._signs[name])
 
-    def add_call(self, buffer: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
+    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
         if layer not in self._factors:
-            super().add_call(buffer, layer, rule, module, call)
+            super().add_call(out, layer, rule, module, call)
             return
         assert call.delta is not None
         P, Q = self._factors[layer]
-        sketch = rule.sketch(module, call.input, call.delta, len(buffer), P, Q)
-        buffer[:, self._places[layer]] += sketch.reshape(len(buffer), -1)
-
-    def finish(self, buffer: Tensor) -> Tensor:
-        signed = F.pad(buffer * self._signs_of_entries, (0, self._padding))
-        return signed.reshape(len(buffer), -1, self.width).sum(1)
+        left, right = rule.factors(module, call.input, call.delta, len(out), P, Q)  # (n, p, l), (n, l, q)
+        p, q, start = left.shape[1], right.shape[2], self._starts[layer]
+        place = out[:, start : start + p * q].view(len(out), p, q)
+        if left.shape[2] == 1:
+            place.addcmul_(left, right)
+        else:
+            place.baddbmm_(left, right)
 
 
 def _layer_of(parameter: str) -> str:
@@ -178,29 +167,24 @@ def _slices(sizes: Mapping[str, int]) -> dict[str, slice]:
 
 
 def _factor_widths(share: float, n_out: int, n_in: int) -> tuple[int, int]:
-    """How wide to keep both factors, with p * q near the share.
+    """How wide to keep both factors, with p * q at most the share.
 
     Either both are projected to about the same width, with variance 2 / sqrt(share), or the outputs are kept as
     they are, with variance n_out / share. The second is as good while n_out is at most twice the root of the share, and
     cheaper, since it is the inputs' side that costs.
     """
     side = math.sqrt(share)
-    if n_out <= 2 * side:
-        return n_out, min(n_in, max(1, round(share / n_out)))
-    q = min(n_in, max(1, round(side)))
-    return min(n_out, max(1, round(share / q))), q
-
-
-def _signed(size: int, generator: torch.Generator) -> Tensor:
-    return 2.0 * torch.randint(0, 2, (size,), generator=generator) - 1.0
-
-
-def _hash(size: int, dim: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    return torch.randint(0, dim, (size,), generator=generator), _signed(size, generator)
+    if n_out <= min(2 * side, share):
+        return n_out, min(n_in, max(1, int(share / n_out)))
+    q = min(n_in, max(1, int(side)))
+    return min(n_out, max(1, int(share / q))), q
 
 
 def _signs(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    return _signed(rows * columns, generator).reshape(rows, columns) / math.sqrt(rows)
+    """Random signs as a matrix; as a vector, for one sign per entry, where nothing is gained by projecting."""
+    if rows == columns:
+        return 2.0 * torch.randint(0, 2, (rows,), generator=generator) - 1.0
+    return (2.0 * torch.randint(0, 2, (rows, columns), generator=generator) - 1.0) / math.sqrt(rows)
 
 
 def _bernoulli_places(count: int, rho: float, generator: torch.Generator) -> Tensor:
