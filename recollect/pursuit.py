@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.dictionary import Dictionary, InMemory
+from recollect.dictionary import Dictionary, InMemory, lazy_zeros
 from recollect.progress import progress_bar
 
 Center: TypeAlias = Literal["uniform", "zero"]
@@ -297,7 +297,7 @@ class RidgeFit:
 
 
 def _enlarged(old: Tensor, *shape: int) -> Tensor:
-    new = old.new_zeros(shape)
+    new = lazy_zeros(*shape, dtype=old.dtype, device=old.device)
     new[tuple(slice(0, length) for length in old.shape)] = old
     return new
 

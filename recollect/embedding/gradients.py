@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recollect.batch import Inputs, check_examples, forward, map_inputs
-from recollect.dictionary import Dictionary, Factored, InMemory
+from recollect.dictionary import Dictionary, Factored, InMemory, lazy_zeros
 from recollect.embedding.initialisations import (
     CALIBRATION_ROWS,
     Init,
@@ -177,8 +177,7 @@ class GradientEmbedding:
                     width = draw.projection.width
                     if out is None:
                         dtype = next(draw.model.parameters()).dtype
-                        # Zeros cost nothing until they are touched, and are then still in the cache.
-                        out = torch.zeros(n, self.inits * width, dtype=dtype, device=self.device)
+                        out = lazy_zeros(n, self.inits * width, dtype=dtype, device=self.device)
                     for rows in _chunks(n, self.batch_size):
                         part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
                         self._project(out[rows, s * width : (s + 1) * width], draw, plan, part, targets[rows])
