@@ -1,7 +1,7 @@
 """Which projection, how many initialisations S, how many numbers d each? Matching error against seconds.
 
-The error is that of the chosen rows at fresh initialisations, without projection; seconds are those of embedding and choosing.
-Means over three seeds. The default is chosen from this table: see docs/how-it-works.md.
+The error is that of the chosen rows at fresh initialisations, without projection; seconds are those of embedding and
+choosing. Means over a few seeds. The default is chosen from this table: see docs/how-it-works.md.
 
 `python benchmarks/settings.py [covertype] [fashion]`; both by default.
 """

@@ -54,7 +54,7 @@ class LinearRule:
     def gradient(self, module: nn.Module, a: Tensor, delta: Tensor, n: int) -> dict[str, Tensor]:
         a, delta = _positions(a, n), _positions(delta, n)  # (n, l, in), (n, l, out)
         if a.shape[1] == 1:  # laid out with the examples last, as a sparse projection reads it
-            weight = (delta[:, 0].T[:, None] * a[:, 0].T).permute(2, 0, 1)
+            weight = (delta[:, 0].T.contiguous()[:, None] * a[:, 0].T.contiguous()).permute(2, 0, 1)
         else:
             weight = delta.mT @ a
         gradients = {"weight": weight}
