@@ -90,6 +90,38 @@ def run(
 
 
 @app.command()
+def reproduce(
+    target: Annotated[str, typer.Argument(help="table-gdumb, table-er, figure-sensitivity, figure-per-task, ...")],
+    dataset: Annotated[list[str] | None, typer.Option(help="Only these data sets.")] = None,
+    memory: Annotated[list[str] | None, typer.Option(help="Only these memories.")] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Only these sizes.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.")] = 5,
+    workers: Annotated[int, typer.Option(help="How many processes.")] = 1,
+    results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results/paper.jsonl"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is left, and how long it may take.")] = False,
+) -> None:
+    """Run the experiments behind one of the paper's tables or figures; may be stopped and continued at any time."""
+    from recollect.experiments import TARGETS, estimate_seconds, in_words, open_store, outstanding
+    from recollect.experiments import reproduce as reproduce_experiments
+
+    if target not in TARGETS:
+        raise ValueError(f"the target must be one of {', '.join(TARGETS)}, got {target!r}")
+    if seeds < 1 or workers < 1:
+        raise ValueError(f"seeds and workers must be at least 1, got {seeds} and {workers}")
+    narrowed = {"datasets": dataset, "memories": memory, "sizes": size}
+    experiments = TARGETS[target](seeds=range(seeds), **{name: value for name, value in narrowed.items() if value})
+    store = open_store(results)
+    todo = outstanding(experiments, store)
+    console = Console()
+    left = estimate_seconds(experiments, store)
+    time_left = "no stored run to estimate the time by" if left is None else f"about {in_words(left / workers)} left"
+    console.print(f"{target}: {len(experiments)} experiments, {len(experiments) - len(todo)} done, {time_left}")
+    if not dry_run:
+        added = reproduce_experiments(experiments, store, workers=workers)
+        console.print(f"{added} results added to {results}", soft_wrap=True)
+
+
+@app.command()
 def datasets() -> None:
     """List the data sets, and say which are here and where."""
     from recollect.datasets import NAMES, SOURCES, find

@@ -6,7 +6,20 @@ import pytest
 import recollect as rc
 from recollect.cli import main
 from recollect.datasets import Dataset, Examples
-from recollect.experiments import DEFAULT_STREAMS, LEARNERS, MEMORIES, Experiment, Store, run
+from recollect.experiments import (
+    DEFAULT_STREAMS,
+    LEARNERS,
+    MEMORIES,
+    TARGETS,
+    Experiment,
+    Store,
+    estimate_seconds,
+    open_store,
+    paper_results,
+    reproduce,
+    run,
+)
+from recollect.experiments.runner import run_group
 from tests.conftest import needs_data
 
 
@@ -134,3 +147,88 @@ def test_datasets_lists_what_is_here_and_where(capsys: pytest.CaptureFixture[str
     for name in DEFAULT_STREAMS:
         assert name in output
     assert "bundled" in output
+
+
+def test_a_group_gives_what_its_experiments_give_alone() -> None:
+    group = tuple(Experiment("gdumb", "digits", "recollect", size, epochs=2, rows=300) for size in (10, 25))
+    together = run_group(group)
+    alone = [run(experiment) for experiment in group]
+    for one, other in zip(together, alone, strict=True):
+        timeless = [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in (one, other)]
+        assert timeless[0] == timeless[1]
+
+
+def test_embeddings_are_computed_once_per_batch_and_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    embed = rc.GradientEmbedding.embed
+
+    def counting(self: rc.GradientEmbedding, *arguments: object, **options: object) -> object:
+        counts.append(1)
+        return embed(self, *arguments, **options)
+
+    monkeypatch.setattr(rc.GradientEmbedding, "embed", counting)
+    run_group(tuple(Experiment("gdumb", "digits", "recollect", size, epochs=1, rows=200) for size in (10, 20, 30)))
+    assert len(counts) == 5
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_targets_can_be_narrowed(target: str) -> None:
+    experiments = TARGETS[target](datasets=["covertype"], memories=["gmc"], sizes=[200], seeds=range(2))
+    assert all(e.dataset == "covertype" and e.memory == "gmc" and e.size == 200 for e in experiments)
+    assert {e.seed for e in experiments} <= {0, 1}
+    assert len({json.dumps(e.key()) for e in experiments}) == len(experiments)
+
+
+def test_the_papers_tables_are_complete() -> None:
+    results = paper_results()
+    assert results["er", "mnist", "gmc-last-layer", 1000] == (92.11, 0.35)
+    assert ("gdumb", "covertype", "gss", 5000) not in results
+    assert len(results) > 350
+
+
+def small_targets() -> list[Experiment]:
+    return [
+        Experiment("gdumb", "digits", memory, size, seed, epochs=1, rows=200)
+        for memory in ("reservoir", "sliding-window")
+        for size in (10, 20)
+        for seed in (0, 1)
+    ]
+
+
+def timeless(store: Store) -> list[str]:
+    return sorted(
+        json.dumps({k: v for k, v in r.items() if not k.startswith("seconds")}, sort_keys=True) for r in store.read()
+    )
+
+
+def test_reproducing_in_processes_gives_the_same_results_and_repeats_nothing(tmp_path: Path) -> None:
+    one, two = open_store(tmp_path / "one.jsonl"), open_store(tmp_path / "two.jsonl")
+    assert reproduce(small_targets(), one) == 8
+    assert reproduce(small_targets(), one) == 0
+    assert reproduce(small_targets(), two, workers=2) == 8
+    strip = [[json.loads(line) for line in timeless(store)] for store in (one, two)]
+    for results in strip:
+        for result in results:
+            result.pop("machine")
+    assert strip[0] == strip[1]
+    assert estimate_seconds(small_targets(), one) == 0
+    more = [*small_targets(), Experiment("gdumb", "digits", "reservoir", 30, epochs=1, rows=200)]
+    left = estimate_seconds(more, one)
+    assert left is not None
+    assert left > 0
+
+
+def test_a_dry_run_runs_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["reproduce", "table-gdumb", "--dataset", "covertype", "--seeds", "3", "--dry-run"])
+    assert caught.value.code == 0
+    assert "120 experiments, 0 done, no stored run to estimate the time by" in capsys.readouterr().out.replace(
+        "\n", " "
+    )
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SystemExit):
+        main(["reproduce", "table-7"])
+    assert "the target must be one of table-gdumb" in capsys.readouterr().err

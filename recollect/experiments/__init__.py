@@ -10,7 +10,9 @@ from recollect.experiments.experiment import (
     make_model_for,
     run,
 )
+from recollect.experiments.runner import estimate_seconds, in_words, open_store, outstanding, reproduce
 from recollect.experiments.store import Store
+from recollect.experiments.targets import TARGETS, paper_results
 
 __all__ = [
     "DEFAULT_STREAMS",
@@ -18,8 +20,15 @@ __all__ = [
     "LEARNERS",
     "MEMORIES",
     "STREAMS",
+    "TARGETS",
     "Experiment",
     "Store",
+    "estimate_seconds",
+    "in_words",
     "make_model_for",
+    "open_store",
+    "outstanding",
+    "paper_results",
+    "reproduce",
     "run",
 ]

@@ -153,6 +153,47 @@ def make_memory(experiment: Experiment, make_model: MakeModel) -> Memory:
     return make(*arguments, experiment.size, seed=experiment.seed, **dict(experiment.options))
 
 
+class Run:
+    """An experiment on its way through the stream."""
+
+    def __init__(self, experiment: Experiment, dataset: Dataset, stream: Stream | None = None) -> None:
+        self.experiment = experiment
+        make_model = make_model_for(dataset)
+        self.stream = make_stream(experiment, dataset) if stream is None else stream
+        make_learner = partial(LEARNERS[experiment.learner], make_model)
+        if experiment.learner not in WITHOUT_MEMORY:
+            make_learner = partial(make_learner, make_memory(experiment, make_model))
+        self.learner = make_learner(epochs=experiment.epochs, seed=experiment.seed)
+        self._accuracies: list[float] = []
+        self._matrix: list[list[float]] = []
+        self._seconds = {"observe": 0.0, "test": 0.0}
+
+    def step(self, i: int) -> None:
+        """Learn from batch i, and test if it is time."""
+        start = time.perf_counter()
+        self.learner.observe(*self.stream.batches[i])
+        middle = time.perf_counter()
+        if self.experiment.every_task or i == len(self.stream.batches) - 1:
+            self._accuracies.append(_percent(self.learner, self.stream.test))
+            self._matrix.append([_percent(self.learner, test) for test in self.stream.tests])
+        self._seconds["observe"] += middle - start
+        self._seconds["test"] += time.perf_counter() - middle
+
+    def result(self) -> dict[str, Any]:
+        """Everything about it, as plain data."""
+        memory = self.learner.memory
+        return {
+            **self.experiment.key(),
+            "final_accuracy": self._accuracies[-1],
+            "accuracies": self._accuracies,
+            "task_accuracies": self._matrix,
+            "kept": len(memory) if memory is not None else None,
+            "seconds": round(sum(self._seconds.values()), 2),
+            "seconds_of": {name: round(value, 2) for name, value in self._seconds.items()},
+            **environment(),
+        }
+
+
 def run(experiment: Experiment, dataset: Dataset | None = None, *, progress: bool = False) -> dict[str, Any]:
     """Run it and tell everything about it as plain data.
 
@@ -161,31 +202,13 @@ def run(experiment: Experiment, dataset: Dataset | None = None, *, progress: boo
         >>> result["dataset"], len(result["accuracies"])
         ('digits', 1)
     """
-    dataset = datasets.load(experiment.dataset) if dataset is None else dataset
-    make_model = make_model_for(dataset)
-    stream = make_stream(experiment, dataset)
-    make_learner = partial(LEARNERS[experiment.learner], make_model)
-    if experiment.learner not in WITHOUT_MEMORY:
-        make_learner = partial(make_learner, make_memory(experiment, make_model))
-    learner = make_learner(epochs=experiment.epochs, seed=experiment.seed)
-    accuracies: list[float] = []
-    matrix: list[list[float]] = []
-    start = time.perf_counter()
-    with progress_bar(f"{experiment.learner} on {experiment.dataset}", len(stream.batches), show=progress) as bar:
-        for i, (inputs, targets) in enumerate(stream.batches):
-            learner.observe(inputs, targets)
-            if experiment.every_task or i == len(stream.batches) - 1:
-                accuracies.append(_percent(learner, stream.test))
-                matrix.append([_percent(learner, test) for test in stream.tests])
+    on_its_way = Run(experiment, datasets.load(experiment.dataset) if dataset is None else dataset)
+    batches = len(on_its_way.stream.batches)
+    with progress_bar(f"{experiment.learner} on {experiment.dataset}", batches, show=progress) as bar:
+        for i in range(batches):
+            on_its_way.step(i)
             bar.advance()
-    return {
-        **experiment.key(),
-        "final_accuracy": accuracies[-1],
-        "accuracies": accuracies,
-        "task_accuracies": matrix,
-        "seconds": round(time.perf_counter() - start, 2),
-        **environment(),
-    }
+    return on_its_way.result()
 
 
 def environment() -> dict[str, Any]:

@@ -50,21 +50,26 @@ class Store:
 
     def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
         """The result of the experiment with this key, if there is one."""
-        wanted = self._normalised(key)
-        return next((result for result in self.read() if self._normalised(result) == wanted), None)
+        wanted = self.normalised(key)
+        return next((result for result in self.read() if self.normalised(result) == wanted), None)
 
-    def append(self, result: dict[str, Any]) -> None:
-        """Add a result, on disk when this returns."""
+    def keys(self) -> set[str]:
+        """What is stored, in the form of `normalised`."""
+        return {self.normalised(result) for result in self.read()}
+
+    def append(self, *results: dict[str, Any]) -> None:
+        """Add results, on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(result, allow_nan=True).encode() + b"\n"
+        lines = b"".join(json.dumps(result).encode() + b"\n" for result in results)
         with self.path.open("ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, or when the process dies
             _cut_unfinished(file.fileno())
-            file.write(line)
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
 
-    def _normalised(self, result: dict[str, Any]) -> str:
+    def normalised(self, result: dict[str, Any]) -> str:
+        """What tells a result from others, as one string."""
         return json.dumps({name: result.get(name) for name in self._key}, sort_keys=True)
 
 

@@ -52,6 +52,12 @@ class GradientMatching(Memory):
         if make_model is not None:
             self.embedding = GradientEmbedding(make_model, seed=seed, **self._embedding_options)
 
+    def share(self, kind: type[GradientEmbedding]) -> GradientEmbedding:
+        """An embedding of another kind with this memory's settings, to be set as `embedding` of several memories."""
+        if self.embedding is None:
+            raise ValueError("sharing needs make_model, got None")
+        return kind(self.embedding.make_model, seed=self.seed, **self._embedding_options)
+
     @property
     def target(self) -> Tensor:
         """The sum of the embeddings of everything seen, in float64."""
