@@ -1,0 +1,167 @@
+"""Figures as pure functions of results: means with one standard deviation, as in the paper."""
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from recollect.datasets import Dataset
+from recollect.experiments.tables import NAMES, Cell, Results, cell, summarise
+from recollect.experiments.targets import DATASETS, SENSITIVITY, SIZES, paper_results
+from recollect.streams import sorted_by_feature
+
+COLORS = {
+    "recollect": "#0b6e4f",
+    "gmc": "#1f6fb4",
+    "gmc-last-layer": "#6a51a3",
+    "gmc-local": "#a65628",
+    "reservoir": "#c8553d",
+    "class-balanced": "#8c8c00",
+    "sliding-window": "#999999",
+    "gss": "#d18f00",
+}
+_STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "recollect"}
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write a figure as PNG and SVG."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
+    figure.savefig(paths[0], dpi=130)
+    figure.savefig(paths[1], metadata={"Date": None})
+    return paths
+
+
+def accuracy_against_size(results: Results, learner: str) -> Figure:
+    """Final accuracy by memory size on each data set (Figures 1 and 2); the paper's means are dotted."""
+    ours, paper = summarise(results), paper_results()
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(12, 6.6), layout="constrained")
+        grid = figure.subplots(2, 3)
+        for axes, dataset in zip(grid.flat, DATASETS, strict=True):
+            for memory, color in COLORS.items():
+                cells = {size: ours[key] for size in SIZES if (key := (learner, dataset, memory, size)) in ours}
+                if cells:
+                    _curve(axes, cells, color, NAMES[memory])
+                    theirs = [(s, paper[k].accuracy) for s in cells if (k := (learner, dataset, memory, s)) in paper]
+                    axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
+            _log_sizes(axes)
+            axes.set_title(NAMES[dataset])
+        handles = {label: h for axes in grid.flat for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if handles:
+            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+        figure.supylabel("final test accuracy [%]")
+    return figure
+
+
+def sensitivity(results: Results) -> Figure:
+    """GDumb on Fashion-MNIST at size 1000 while S, d and lambda vary (Figure 3)."""
+    labels = {"inits": "S, initialisations", "dim": "d, numbers per initialisation", "regularization": "lambda"}
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        for axes, name in zip(figure.subplots(1, 3, sharey=True), SENSITIVITY, strict=True):
+            cells = _by_option(results, lambda o, name=name: o.get(name) if set(o) == {name} else None)
+            if cells:
+                _curve(axes, cells, COLORS["gmc"], "GMC")
+            axes.set_xscale("log")
+            axes.set_xlabel(labels[name])
+            axes.grid(axis="y", alpha=0.25)
+        figure.supylabel("final test accuracy [%]")
+    return figure
+
+
+def initialisation(results: Results) -> Figure:
+    """GDumb on Fashion-MNIST at size 1000 with other initialisation distributions (Figure 4)."""
+    return _two_curves(results, "init", ("kaiming_uniform", "kaiming_normal"), "init_scale", "scale of the draws")
+
+
+def regularisation(results: Results) -> Figure:
+    """Weights pulled towards the best equal weight or towards zero (Figure 7)."""
+    return _two_curves(results, "center", ("uniform", "zero"), "regularization", "lambda")
+
+
+def per_task(results: Results, size: int = 500) -> Figure:
+    """Accuracy on the whole test part after each batch of the stream (Figure 5)."""
+    runs = [r for r in results if r["every_task"] and r["size"] == size and r["learner"] == "gdumb"]
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(12, 6.6), layout="constrained")
+        for axes, dataset in zip(figure.subplots(2, 3).flat, DATASETS, strict=True):
+            for memory, color in COLORS.items():
+                found = [r["accuracies"] for r in runs if r["dataset"] == dataset and r["memory"] == memory]
+                if found:
+                    by_task = zip(*found, strict=True)
+                    _curve(axes, {t: cell(values) for t, values in enumerate(by_task, 1)}, color, NAMES[memory])
+            axes.set_title(NAMES[dataset])
+            axes.set_xlabel("batches seen")
+            axes.grid(axis="y", alpha=0.25)
+        figure.supylabel(f"test accuracy with {size} kept [%]")
+    return figure
+
+
+def class_frequencies(dataset: Dataset, name: str = "covertype") -> Figure:
+    """How often each class occurs in the batches of the sorted stream (Figure 8)."""
+    stream = sorted_by_feature(dataset)
+    counts = np.array([np.bincount(b.targets.numpy(), minlength=dataset.n_classes) for b in stream.batches])
+    shares = counts / counts.sum(1, keepdims=True)
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7, 3.6), layout="constrained")
+        axes = figure.subplots()
+        bottom = np.zeros(len(shares))
+        for label, share in enumerate(shares.T):
+            color = matplotlib.colormaps["tab20"](label % 20)
+            axes.bar(range(1, len(shares) + 1), share, bottom=bottom, color=color, label=str(label), width=0.85)
+            bottom += share
+        axes.set_xlabel("batch of the stream")
+        axes.set_ylabel("share of each class")
+        axes.set_title(NAMES[name])
+        axes.legend(title="class", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return figure
+
+
+def _two_curves(results: Results, name: str, values: tuple[str, str], varied: str, label: str) -> Figure:
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for value, color in zip(values, (COLORS["gmc"], COLORS["reservoir"]), strict=True):
+            cells = _by_option(
+                results,
+                lambda o, value=value: o[varied] if set(o) == {name, varied} and o[name] == value else None,
+            )
+            if cells:
+                _curve(axes, cells, color, value.replace("_", " "))
+        axes.set_xscale("log")
+        axes.set_xlabel(label)
+        axes.set_ylabel("final test accuracy [%]")
+        axes.grid(axis="y", alpha=0.25)
+        if axes.lines:
+            axes.legend(frameon=False)
+    return figure
+
+
+def _by_option(results: Results, value_of: Any) -> dict[float, Cell]:
+    """Cells of GDumb on Fashion-MNIST at size 1000 by what was varied."""
+    groups: dict[float, list[float]] = {}
+    for r in results:
+        if (r["learner"], r["dataset"], r["memory"], r["size"]) == ("gdumb", "fashion-mnist", "gmc", 1000):
+            value = value_of(r["options"])
+            if value is not None:
+                groups.setdefault(value, []).append(r["final_accuracy"])
+    return {value: cell(groups[value]) for value in sorted(groups)}
+
+
+def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str) -> None:
+    x = list(cells)
+    middle = np.array([c.mean for c in cells.values()])
+    spread = np.array([c.deviation for c in cells.values()])
+    axes.plot(x, middle, color=color, marker="o", ms=4, lw=1.8, label=label)
+    axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
+
+
+def _log_sizes(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.set_xticks(SIZES, [str(size) for size in SIZES])
+    axes.minorticks_off()
+    axes.grid(axis="y", alpha=0.25)

@@ -1,0 +1,155 @@
+"""Tables as pure functions of results: beside the paper's numbers, for terminal, Markdown, LaTeX and CSV."""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from rich.table import Table as TerminalTable
+
+from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, PaperResult, paper_results
+
+Results = list[dict[str, Any]]
+Key = tuple[str, str, str, int]  # learner, data set, memory, size
+
+NAMES = {
+    "recollect": "recollect (this library's settings)",
+    "gmc": "GMC",
+    "gmc-last-layer": "GMC, last layer",
+    "gmc-local": "GMC, local",
+    "reservoir": "Reservoir",
+    "class-balanced": "Class-balanced",
+    "sliding-window": "Sliding window",
+    "gss": "GSS",
+    "covertype": "Covertype",
+    "ldpa": "LDPA",
+    "walking-activity": "Walking Activity",
+    "mnist": "MNIST, rotated",
+    "fashion-mnist": "Fashion-MNIST, by classes",
+    "cifar-10": "CIFAR-10, by classes",
+    "gdumb": "GDumb",
+    "er": "Experience replay",
+}
+"""How to call things for people."""
+
+
+class Cell(NamedTuple):
+    """Accuracy over seeds, in percent."""
+
+    mean: float
+    deviation: float
+    seeds: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.deviation:.2f} ({self.seeds})"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Text in rows and columns, and how to write it down.
+
+    Example:
+        >>> print(Table("T", ("a", "b"), (("x", "1"),)).markdown())
+        | a | b |
+        |---|---|
+        | x | 1 |
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """For a page."""
+        lines = [self.header, *self.rows]
+        written = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+        return "\n".join([written[0], "|" + "---|" * len(self.header), *written[1:]])
+
+    def latex(self) -> str:
+        """For a paper; needs the package booktabs."""
+        lines = [" & ".join(_latex(cell) for cell in line) + r" \\" for line in (self.header, *self.rows)]
+        body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
+        return f"\\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}\n{body}\n\\end{{tabular}}"
+
+    def csv(self) -> str:
+        """For a spreadsheet."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
+        return text.getvalue()
+
+    def terminal(self) -> TerminalTable:
+        """For a terminal."""
+        table = TerminalTable(title=self.title)
+        for i, name in enumerate(self.header):
+            table.add_column(name, justify="left" if i == 0 else "right")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def summarise(results: Results) -> dict[Key, Cell]:
+    """Mean and deviation over seeds of all plain runs: 200 epochs, all rows, the paper's stream, no options."""
+    groups: dict[Key, dict[int, float]] = {}
+    for r in results:
+        if r["epochs"] == 200 and r["rows"] is None and not r["options"]:
+            # A run that also tested after every batch ends with the same model.
+            groups.setdefault((r["learner"], r["dataset"], r["memory"], r["size"]), {})[r["seed"]] = r["final_accuracy"]
+    return {key: cell(by_seed.values()) for key, by_seed in groups.items()}
+
+
+def cell(values: Iterable[float]) -> Cell:
+    """Mean and deviation of some accuracies."""
+    numbers = list(values)
+    return Cell(mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers))
+
+
+def accuracy_table(results: Results, learner: str, dataset: str) -> Table:
+    """One block of the paper's Tables 1 and 2: ours, then the paper's in brackets; what was not run is left empty."""
+    ours, paper = summarise(results), paper_results()
+    rows = []
+    for memory in TABLE_MEMORIES:
+        cells = []
+        for size in SIZES:
+            key = (learner, dataset, memory, size)
+            cells.append(" ".join([str(ours.get(key, "")), _bracketed(paper.get(key))]).strip())
+        rows.append((NAMES[memory], *cells))
+    header = ("", *(str(size) for size in SIZES))
+    return Table(f"{NAMES[learner]}, {NAMES[dataset]}", header, tuple(rows))
+
+
+def difference_table(results: Results, learner: str, memory: str = "gmc", against: str = "reservoir") -> Table:
+    """How much better one memory is than another, ours and the paper's, with a verdict on the paper's claim."""
+    ours, paper = summarise(results), paper_results()
+    rows = []
+    for dataset in DATASETS:
+        for size in SIZES:
+            a, b = ours.get((learner, dataset, memory, size)), ours.get((learner, dataset, against, size))
+            if a is None or b is None:
+                continue
+            spread = (a.deviation**2 + b.deviation**2) ** 0.5
+            gain = a.mean - b.mean
+            theirs = _paper_gain(paper, learner, dataset, memory, against, size)
+            verdict = "better" if gain > spread else "worse" if gain < -spread else "within the deviation"
+            seeds = str(min(a.seeds, b.seeds))
+            rows.append((NAMES[dataset], str(size), f"{gain:+.2f} ± {spread:.2f}", theirs, verdict, seeds))
+    header = ("", "size", "ours", "the paper's", "", "seeds")
+    return Table(f"{NAMES[learner]}: {NAMES[memory]} less {NAMES[against]}", header, tuple(rows))
+
+
+def _paper_gain(paper: dict[Key, PaperResult], learner: str, dataset: str, memory: str, against: str, size: int) -> str:
+    a, b = paper.get((learner, dataset, memory, size)), paper.get((learner, dataset, against, size))
+    if a is None or b is None:
+        return ""
+    return f"{a.accuracy - b.accuracy:+.2f} ± {(a.deviation**2 + b.deviation**2) ** 0.5:.2f}"
+
+
+def _bracketed(result: PaperResult | None) -> str:
+    return "" if result is None else f"[{result.accuracy:.2f} ± {result.deviation:.2f}]"
+
+
+def _latex(text: str) -> str:
+    for old, new in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("$", r"\$")):
+        text = text.replace(old, new)
+    return text.replace("±", r"$\pm$")

@@ -1,0 +1,91 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+import recollect as rc
+from recollect.experiments import figures, tables
+from recollect.experiments.tables import Table
+
+
+def result(**changes: object) -> dict[str, object]:
+    plain = {
+        "learner": "gdumb", "dataset": "covertype", "memory": "gmc", "size": 200, "seed": 0, "epochs": 200,
+        "rows": None, "options": {}, "every_task": False, "final_accuracy": 60.0, "accuracies": [60.0],
+    }  # fmt: skip
+    return {**plain, **changes}
+
+
+RESULTS = [
+    result(seed=0, final_accuracy=66.0),
+    result(seed=1, final_accuracy=68.0),
+    result(seed=0, memory="reservoir", final_accuracy=60.0),
+    result(seed=1, memory="reservoir", final_accuracy=62.0),
+    result(size=500, final_accuracy=70.0),
+    result(seed=2, epochs=3, final_accuracy=1.0),
+    result(seed=2, rows=100, final_accuracy=1.0),
+    result(seed=2, options={"dim": 5}, final_accuracy=1.0),
+]
+
+
+def test_only_plain_runs_count_and_seeds_are_averaged() -> None:
+    summary = tables.summarise(RESULTS)
+    assert tuple(summary["gdumb", "covertype", "gmc", 200]) == pytest.approx((67.0, 2**0.5, 2))
+    assert summary["gdumb", "covertype", "gmc", 500] == (70.0, 0.0, 1)
+    assert len(summary) == 3
+
+
+def test_ours_stand_beside_the_papers_and_what_was_not_run_is_left_empty() -> None:
+    table = tables.accuracy_table(RESULTS, "gdumb", "covertype")
+    by_name = {row[0]: row[1:] for row in table.rows}
+    assert by_name["GMC"][0] == "67.00 ± 1.41 (2) [66.07 ± 0.22]"
+    assert by_name["GMC"][2] == "[70.64 ± 0.08]"
+    assert by_name["recollect (this library's settings)"] == ("",) * 5
+    assert by_name["GSS"][4] == ""
+
+
+def test_differences_come_with_the_papers_and_a_verdict() -> None:
+    table = tables.difference_table(RESULTS, "gdumb")
+    assert table.rows == (("Covertype", "200", "+6.00 ± 2.00", "+3.80 ± 0.62", "better", "2"),)
+    worse = [{**r, "final_accuracy": 100 - r["final_accuracy"]} for r in RESULTS]
+    assert tables.difference_table(worse, "gdumb").rows[0][4] == "worse"
+
+
+def test_a_table_can_be_written_in_four_ways() -> None:
+    table = Table("T", ("name", "a_b"), (("x|y & z", "1 ± 2"),))
+    assert table.markdown().splitlines()[2] == "| x\\|y & z | 1 ± 2 |"
+    assert r"x|y \& z & 1 $\pm$ 2 \\" in table.latex()
+    assert r"a\_b" in table.latex()
+    assert list(csv.reader(table.csv().splitlines())) == [["name", "a_b"], ["x|y & z", "1 ± 2"]]
+    assert table.terminal().row_count == 1
+
+
+def test_figures_are_drawn_from_results_and_from_nothing(tmp_path: Path) -> None:
+    varied = [
+        result(dataset="fashion-mnist", size=1000, options=options, final_accuracy=70.0 + i)
+        for i, options in enumerate(
+            [{"inits": 3}, {"inits": 10}, {"dim": 100}, {"regularization": 0.05},
+             {"init": "kaiming_normal", "init_scale": 2.0}, {"center": "zero", "regularization": 0.5}]
+        )
+    ]  # fmt: skip
+    tasks = [result(size=500, every_task=True, accuracies=[10.0, 20.0 + seed], seed=seed) for seed in (0, 1)]
+    for results in ([], RESULTS + varied + tasks):
+        made = {
+            "size": figures.accuracy_against_size(results, "gdumb"),
+            "sensitivity": figures.sensitivity(results),
+            "initialisation": figures.initialisation(results),
+            "regularisation": figures.regularisation(results),
+            "per-task": figures.per_task(results),
+        }
+        for name, figure in made.items():
+            paths = figures.save(figure, tmp_path / name)
+            assert [path.suffix for path in paths] == [".png", ".svg"]
+            assert all(path.stat().st_size > 1000 for path in paths)
+    drawn = figures.sensitivity(varied).axes[0].lines[0]
+    assert drawn.get_xdata().tolist() == [3, 10]
+
+
+def test_class_frequencies_add_up_to_one() -> None:
+    figure = figures.class_frequencies(rc.datasets.load("digits"), "mnist")
+    heights = [bar.get_height() + bar.get_y() for bar in figure.axes[0].patches]
+    assert max(heights) == pytest.approx(1.0)
