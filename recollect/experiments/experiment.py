@@ -120,6 +120,9 @@ class Experiment:
         return {**asdict(self), "options": dict(self.options)}
 
 
+FEW = 200
+"""A memory of at most so many examples is written into the result, so that it can be looked at."""
+
 KEY_FIELDS = tuple(field.name for field in fields(Experiment))
 
 
@@ -181,17 +184,29 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Everything about it, as plain data."""
-        memory = self.learner.memory
         return {
             **self.experiment.key(),
             "final_accuracy": self._accuracies[-1],
             "accuracies": self._accuracies,
             "task_accuracies": self._matrix,
-            "kept": len(memory) if memory is not None else None,
+            **self._kept(),
             "seconds": round(sum(self._seconds.values()), 2),
             "seconds_of": {name: round(value, 2) for name, value in self._seconds.items()},
             **environment(),
         }
+
+    def _kept(self) -> dict[str, Any]:
+        """What is in memory at the end: how many, how well they match, and, where they are few, which and how heavy."""
+        memory = self.learner.memory
+        if memory is None:
+            return {}
+        kept: dict[str, Any] = {"kept": len(memory)}
+        if isinstance(memory, GradientMatching):
+            kept["fitted_error"] = round(memory.error, 6)
+        if len(memory) <= FEW:
+            kept["kept_ids"] = memory.batch.ids.tolist()
+            kept["kept_weights"] = [round(weight, 3) for weight in memory.batch.weights.tolist()]
+        return kept
 
 
 def run(experiment: Experiment, dataset: Dataset | None = None, *, progress: bool = False) -> dict[str, Any]:

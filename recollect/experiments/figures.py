@@ -114,6 +114,7 @@ def class_frequencies(dataset: Dataset, name: str = "covertype") -> Figure:
             color = matplotlib.colormaps["tab20"](label % 20)
             axes.bar(range(1, len(shares) + 1), share, bottom=bottom, color=color, label=str(label), width=0.85)
             bottom += share
+        axes.set_xticks(range(1, len(shares) + 1))
         axes.set_xlabel("batch of the stream")
         axes.set_ylabel("share of each class")
         axes.set_title(NAMES[name])
@@ -162,6 +163,7 @@ def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str) -> None:
 
 def _log_sizes(axes: Axes) -> None:
     axes.set_xscale("log")
+    axes.set_xlim(0.85 * SIZES[0], SIZES[-1] / 0.85)
     axes.set_xticks(SIZES, [str(size) for size in SIZES])
     axes.minorticks_off()
     axes.grid(axis="y", alpha=0.25)

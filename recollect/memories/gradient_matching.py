@@ -64,6 +64,12 @@ class GradientMatching(Memory):
         self.batch  # noqa: B018  # says so if there is nothing yet
         return self._state["target"]
 
+    @property
+    def error(self) -> float:
+        """How far the kept are from the target, relative to it, at the initialisations they were chosen for."""
+        self.batch  # noqa: B018
+        return float(self._state["error"])
+
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embedding = self._checked_embedding()
         dictionary = embedding.dictionary(arrived.inputs, arrived.targets, progress=self._progress)
@@ -73,13 +79,14 @@ class GradientMatching(Memory):
             dictionary = Joined(InMemory(self._state["embeddings"]), dictionary)  # Alg. 2: G <- [C, G]
 
         if self.seen + len(arrived) <= self.capacity:
-            indices, weights = torch.arange(len(dictionary)), torch.ones(len(dictionary))
+            indices, weights, error = torch.arange(len(dictionary)), torch.ones(len(dictionary)), 0.0
         else:
             size = min(self.capacity, len(dictionary))
             coreset = pursue(dictionary, size, target=target, progress=self._progress, **self._pursuit_options)
             indices, order = coreset.indices.cpu().sort()
-            weights = coreset.weights.cpu()[order]
+            weights, error = coreset.weights.cpu()[order], coreset.error
         state = {"target": target, "embeddings": dictionary.rows(indices)}
+        state["error"] = torch.tensor(error, dtype=torch.float64)
         state["fingerprint"] = self._state["fingerprint"] if len(held) else embedding.fingerprint()
         for s, statistics in enumerate(embedding.statistics or []):
             state |= {f"statistics.{s}.{name}": value for name, value in statistics.items()}
