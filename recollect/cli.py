@@ -122,6 +122,24 @@ def reproduce(
 
 
 @app.command()
+def report(
+    results: Annotated[Path, typer.Option(help="Results of `reproduce` or `run`.")] = Path("results/paper.jsonl"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the page.")] = Path("recollect.html"),
+) -> None:
+    """Write one self-contained page about results, beside the paper's."""
+    from recollect.experiments import open_store
+    from recollect.files import write_atomically
+    from recollect.report import build_page
+
+    _check_output(output, (".html",))
+    found = open_store(results).read()
+    if not found:
+        raise ValueError(f"there must be results in {str(results)!r}, got none: run `recollect reproduce` first")
+    write_atomically(output, build_page(found).encode())
+    Console().print(f"The page: {output}", soft_wrap=True)
+
+
+@app.command()
 def datasets() -> None:
     """List the data sets, and say which are here and where."""
     from recollect.datasets import NAMES, SOURCES, find

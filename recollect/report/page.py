@@ -1,0 +1,181 @@
+"""Results to one HTML page that needs no network: tables, curves to hover and filter, pictures of what was kept."""
+
+import base64
+import io
+import json
+from collections.abc import Callable
+from importlib import resources
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from recollect import datasets
+from recollect.datasets import Dataset
+from recollect.experiments.experiment import STREAMS
+from recollect.experiments.figures import COLORS, class_frequencies
+from recollect.experiments.tables import NAMES, Results, Table, accuracy_table, difference_table, summarise
+from recollect.experiments.targets import DATASETS, paper_results
+
+LoadDataset = Callable[[str], Dataset | None]
+PICTURED = ("mnist", "fashion-mnist", "digits")
+
+
+def build_page(results: Results, load: LoadDataset | None = None) -> str:
+    """The page as text; every name that came from outside is escaped.
+
+    Args:
+        results: what a store holds.
+        load: finds a data set by name, or None where it is not here; pictures of it are then left out.
+    """
+    load = _load_if_here if load is None else load
+    template = resources.files("recollect.report").joinpath("page.html.j2").read_text()
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    learners = [name for name in ("gdumb", "er") if any(r["learner"] == name for r in results)]
+    return environment.from_string(template).render(
+        names=NAMES,
+        n_results=len(results),
+        learners=learners,
+        tables={name: _tables(results, name) for name in learners},
+        differences={name: _differences(results, name) for name in learners},
+        curves=_as_script(_curves(results)),
+        galleries=_galleries(results, load),
+        frequencies=_frequencies(load),
+        costs=_cost_table(results),
+        others=_other_settings(results),
+        versions=sorted({json.dumps(r.get("versions", {}), sort_keys=True) for r in results}),
+        hours=sum(float(r.get("seconds", 0)) for r in results) / 3600,
+    )
+
+
+def _load_if_here(name: str) -> Dataset | None:
+    return datasets.load(name) if name == "digits" or datasets.find(name) is not None else None
+
+
+def _tables(results: Results, learner: str) -> list[Table]:
+    present = {r["dataset"] for r in results if r["learner"] == learner}
+    return [accuracy_table(results, learner, dataset) for dataset in DATASETS if dataset in present]
+
+
+def _differences(results: Results, learner: str) -> list[Table]:
+    made = [difference_table(results, learner, memory) for memory in ("gmc", "gmc-last-layer", "recollect")]
+    return [table for table in made if table.rows]
+
+
+def _curves(results: Results) -> dict[str, Any]:
+    """What the script draws: points by learner, data set and memory, and the paper's."""
+    points = [
+        {"learner": key[0], "dataset": key[1], "memory": key[2], "size": key[3], "mean": cell.mean,
+         "deviation": cell.deviation, "seeds": cell.seeds}
+        for key, cell in sorted(summarise(results).items())
+        if key[1] in DATASETS
+    ]  # fmt: skip
+    shown = {(p["learner"], p["dataset"]) for p in points}
+    paper = [
+        {"learner": k[0], "dataset": k[1], "memory": k[2], "size": k[3], "mean": v.accuracy, "deviation": v.deviation}
+        for k, v in paper_results().items()
+        if (k[0], k[1]) in shown
+    ]
+    return {"points": points, "paper": paper, "names": NAMES, "colors": COLORS}
+
+
+def _as_script(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _galleries(results: Results, load: LoadDataset) -> list[dict[str, Any]]:
+    """Pictures of what memories kept, one per data set and memory, of the first seed that says which."""
+    galleries: list[dict[str, Any]] = []
+    for name in PICTURED:
+        found: dict[str, dict[str, Any]] = {}
+        for r in results:
+            if r["dataset"] == name and r.get("kept_ids") and not r["options"] and r["rows"] is None:
+                found.setdefault(r["memory"], r)
+        dataset = load(name) if found else None
+        if dataset is None:
+            continue
+        stream = STREAMS[next(iter(found.values()))["stream"]](dataset)
+        images = np.concatenate([batch.inputs.numpy() for batch in stream.batches])
+        labels = np.concatenate([batch.targets.numpy() for batch in stream.batches])
+        for memory in (m for m in ("recollect", "gmc", "gmc-last-layer", "reservoir") if m in found):
+            r = found[memory]
+            ids = np.array(r["kept_ids"])
+            if ids.max() >= len(images):
+                continue  # of another version of the data
+            order = np.lexsort((-np.array(r["kept_weights"]), labels[ids]))
+            galleries.append(
+                {
+                    "dataset": name,
+                    "memory": memory,
+                    "count": len(ids),
+                    "picture": _contact_sheet(images[ids[order], 0], labels[ids[order]]),
+                }
+            )
+    return galleries
+
+
+def _contact_sheet(images: NDArray[np.float32], labels: NDArray[np.int64]) -> str:
+    """One row of pictures per class, as a data address."""
+    classes = np.unique(labels)
+    columns = int(np.bincount(labels).max())
+    height, width = images.shape[1] + 2, images.shape[2] + 2
+    sheet = np.full((len(classes) * height, columns * width), np.nan)
+    for row, label in enumerate(classes):
+        for column, image in enumerate(images[labels == label]):
+            top, left = row * height + 1, column * width + 1
+            sheet[top : top + height - 2, left : left + width - 2] = 1 - image
+    figure = Figure(figsize=(sheet.shape[1] / 60, sheet.shape[0] / 60), frameon=False)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_axis_off()
+    axes.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    return _data_address(figure, dpi=120)
+
+
+def _frequencies(load: LoadDataset) -> str | None:
+    dataset = load("covertype")
+    return None if dataset is None else _data_address(class_frequencies(dataset), dpi=110)
+
+
+def _data_address(figure: Figure, dpi: int) -> str:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=dpi, transparent=True)
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def _cost_table(results: Results) -> Table:
+    """What choosing costs and how well it matches, by memory and data set: means over seeds, at each size."""
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for r in results:
+        if r["learner"] == "gdumb" and r.get("seconds_of") and not r["options"] and r["rows"] is None:
+            groups.setdefault((r["dataset"], r["memory"], r["size"]), []).append(r)
+    rows = []
+    for (dataset, memory, size), found in sorted(groups.items()):
+        errors = [r["fitted_error"] for r in found if r.get("fitted_error") is not None]
+        rows.append(
+            (
+                NAMES.get(dataset, dataset),
+                NAMES.get(memory, memory),
+                str(size),
+                f"{mean(r['seconds_of']['observe'] for r in found):.1f}",
+                f"{mean(r['seconds_of']['test'] for r in found):.1f}",
+                f"{mean(errors):.4f}" if errors else "",
+            )
+        )
+    header = ("data set", "memory", "size", "choosing [s]", "training and testing [s]", "fitted error")
+    return Table("What it costs, and how well the kept match", header, tuple(rows))
+
+
+def _other_settings(results: Results) -> list[str]:
+    """Runs that are not in the tables, because they were made with other settings: which, and how many."""
+    counts: dict[str, int] = {}
+    for r in results:
+        changed = [f"{name}={r[name]}" for name, plain in (("epochs", 200), ("rows", None)) if r[name] != plain]
+        changed += [f"{name}={value}" for name, value in sorted(r["options"].items())]
+        if changed:
+            text = f"{r['learner']}, {r['dataset']}, {r['memory']}: {', '.join(changed)}"
+            counts[text] = counts.get(text, 0) + 1
+    return [f"{text} ({count})" for text, count in sorted(counts.items())]
