@@ -1,0 +1,155 @@
+import html
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import recollect as rc
+from recollect.cli import main
+from recollect.report import build_page
+from tests.test_tables import result
+
+HOSTILE = '</script><script>window.hacked = true</script><img src=x onerror="window.hacked = true">'
+
+RESULTS: list[dict[str, Any]] = [
+    result(
+        learner=learner, dataset=dataset, memory=memory, size=size, seed=seed, stream="sorted",
+        final_accuracy=60.0 + seed + size / 1000 + 5 * (memory == "gmc"), seconds=10.0,
+        seconds_of={"observe": 6.0, "test": 4.0}, versions={"torch": "2"},
+    )
+    for learner in ("gdumb", "er")
+    for dataset in ("covertype", "mnist")
+    for memory in ("gmc", "reservoir")
+    for size in (200, 1000)
+    for seed in (0, 1)
+]  # fmt: skip
+RESULTS += [
+    result(dataset="digits", memory="reservoir", stream="class-incremental", size=20, seed=0,
+           kept_ids=[1, 5, 700], kept_weights=[1.0, 2.0, 3.0]),
+    result(memory=HOSTILE, stream="sorted", options={HOSTILE: 1}, versions={HOSTILE: "1"}),
+    result(memory=HOSTILE, stream="sorted", seed=9),
+]  # fmt: skip
+
+
+def only_digits(name: str) -> rc.datasets.Dataset | None:
+    return rc.datasets.load("digits") if name == "digits" else None
+
+
+def test_the_page_needs_nothing_from_outside() -> None:
+    page = build_page(RESULTS, only_digits)
+    assert not re.search(r'(?:src|href)="(?!data:|#)', page)
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in page
+
+
+def test_names_from_outside_are_escaped() -> None:
+    page = build_page(RESULTS, only_digits)
+    assert HOSTILE not in page
+    assert html.escape(HOSTILE, quote=False)[:20] in page.replace("&#34;", '"')
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    assert any(point["memory"] == HOSTILE for point in json.loads(data[1])["points"])
+
+
+def test_tables_differences_and_pictures_are_there() -> None:
+    page = build_page(RESULTS, only_digits)
+    assert "[66.07 ± 0.22]" in page
+    assert "GMC less Reservoir" in page
+    assert "The 3 examples of digits kept by reservoir" in page
+    assert "What it costs" in page
+
+
+def test_the_command_writes_the_page_or_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["report"])
+    assert caught.value.code == 2
+    assert "there must be results in 'results/paper.jsonl', got none" in capsys.readouterr().err
+    (tmp_path / "some.jsonl").write_text("\n".join(json.dumps(r) for r in RESULTS[:8]) + "\n")
+    monkeypatch.setenv("RECOLLECT_DATA", str(tmp_path))
+    with pytest.raises(SystemExit) as caught:
+        main(["report", "--results", "some.jsonl", "--output", "page.html"])
+    assert caught.value.code == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("no chromium on this machine: install Debian's package to test the page in a browser")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"]
+    with playwright.sync_playwright() as running:
+        launched = running.chromium.launch(executable_path=executable, args=flags)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page_file(tmp_path: Path) -> Path:
+    path = tmp_path / "page.html"
+    path.write_text(build_page(RESULTS, only_digits))
+    return path
+
+
+def note_request(page: Any, url: str) -> None:
+    """A page that needs no network asks for nothing but itself."""
+    if not url.startswith(("file:", "data:")):
+        page.errors.append(url)
+
+
+def open_page(browser: Any, path: Path, **options: Any) -> Any:
+    page = browser.new_context(**options).new_page()
+    page.errors = []
+    page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("request", lambda request: note_request(page, request.url))
+    page.goto(path.as_uri())
+    return page
+
+
+def test_the_page_works_in_a_browser(browser: Any, page_file: Path) -> None:
+    page = open_page(browser, page_file)
+    assert page.errors == []
+    assert not page.evaluate("window.hacked === true")
+    assert page.locator("#charts figure").count() == 2
+    dots = page.locator("#charts circle")
+    everything = dots.count()
+    assert everything == 8  # two data sets, two memories, two sizes
+    dots.first.hover()
+    assert "kept" in page.locator("#tip").inner_text()
+    page.locator("#filters input[value=reservoir]").uncheck()
+    assert page.locator("#charts circle").count() == everything // 2
+    page.locator("#learner").select_option("er")
+    assert page.locator("#charts circle").count() == everything // 2
+    assert page.errors == []
+
+
+def test_the_page_can_be_used_with_the_keyboard_and_a_screen_reader(browser: Any, page_file: Path) -> None:
+    page = open_page(browser, page_file)
+    page.locator("#filters input").first.focus()
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    focused = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert "200 kept" in focused
+    assert page.locator("#tip").is_visible()
+    assert all(image.get_attribute("alt") for image in page.locator("img").all())
+    assert page.locator("table caption").count() == page.locator("table").count()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_fits_a_phone_in_both_schemes(browser: Any, page_file: Path, scheme: str) -> None:
+    page = open_page(browser, page_file, viewport={"width": 360, "height": 700}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    ink, paper = page.evaluate(
+        "(() => { const s = getComputedStyle(document.body); return [s.color, s.backgroundColor]; })()"
+    )
+    light = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (ink, paper)]
+    assert (light[0] < light[1]) == (scheme == "light")
+    assert abs(light[0] - light[1]) > 400
