@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 """What a model is called with: `model(tensor)`, `model(**dict)` or `model(*tuple)`."""
@@ -101,6 +102,23 @@ def forward(model: nn.Module, inputs: Inputs) -> Tensor:
     if isinstance(inputs, dict):
         return model(**inputs)  # type: ignore[no-any-return]
     return model(*inputs)  # type: ignore[no-any-return]
+
+
+def functional_forward(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+    """As `forward`, with other parameters and buffers in the place of the model's own."""
+    replaced = {f"model.{name}": value for name, value in parameters.items()}
+    return functional_call(_Callable(model), replaced, (inputs,))  # type: ignore[no-any-return]
+
+
+class _Callable(nn.Module):
+    """Lets `functional_call` reach `forward`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        return forward(self.model, inputs)
 
 
 def check_examples(inputs: Any, targets: Any) -> tuple[Inputs, Tensor]:

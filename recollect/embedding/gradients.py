@@ -8,14 +8,12 @@ Differs from the paper:
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recollect.batch import Inputs, check_examples, forward, map_inputs
 from recollect.dictionary import Dictionary, Factored, InMemory, lazy_zeros
@@ -29,7 +27,9 @@ from recollect.embedding.initialisations import (
     plain_attention,
     set_statistics,
 )
-from recollect.embedding.layers import RULES, Call, LinearRule, Rule, Tap
+from recollect.embedding.layers import LinearRule
+from recollect.embedding.passes import gradients_by_func, listen
+from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.progress import progress_bar
@@ -53,15 +53,6 @@ class EmbeddingOptions(TypedDict, total=False):
     calibrate: bool
     batch_size: int
     device: str | torch.device
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """Which gradients are computed how; the same for every draw."""
-
-    sizes: dict[str, int]  # parameter -> entries
-    rules: dict[str, Rule]  # layer -> its rule
-    rest: list[str]  # parameters without a rule, left to torch.func
 
 
 @dataclass(frozen=True)
@@ -147,7 +138,7 @@ class GradientEmbedding:
         self.statistics: list[dict[str, Tensor]] | None = None
         """What BatchNorm layers were set to, per draw; None until the first examples came."""
         self._loss = get_loss(loss)
-        self._plan: _Plan | None = None
+        self._plan: Plan | None = None
         self._draws: dict[int, _Draw] = {}
 
     def embed(self, inputs: Any, targets: Any, *, progress: bool = False) -> Tensor:
@@ -204,7 +195,7 @@ class GradientEmbedding:
         return InMemory(self.embed(inputs, targets, progress=progress))
 
     def _factors(
-        self, plan: _Plan, statistics: list[dict[str, Tensor]], inputs: Inputs, targets: Tensor, progress: bool
+        self, plan: Plan, statistics: list[dict[str, Tensor]], inputs: Inputs, targets: Tensor, progress: bool
     ) -> Factored | None:
         """Both factors of a linear layer's gradients; None if it is used more than once per example."""
         layer = next(iter(plan.rules))
@@ -218,7 +209,7 @@ class GradientEmbedding:
                 for rows in chunks:
                     part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
                     own, scale = targets[rows].to(self.device), 1 / math.sqrt(self.inits)
-                    calls = self._calls(draw.model, plan.rules, part, own, scale)
+                    calls = listen(draw.model, plan.rules, part, own, self._losses, scale)
                     count = rows.stop - rows.start
                     if len(calls) != 1 or calls[0][1].delta is None or calls[0][1].delta.shape[:-1] != (count,):
                         return None
@@ -243,7 +234,7 @@ class GradientEmbedding:
         model = draw_model(self.make_model, derive_seed(self.seed, "model", s), self.init, self.init_scale)
         return model.to(self.device)
 
-    def _draw(self, s: int, plan: _Plan, statistics: list[dict[str, Tensor]]) -> _Draw:
+    def _draw(self, s: int, plan: Plan, statistics: list[dict[str, Tensor]]) -> _Draw:
         if s in self._draws:
             return self._draws[s]
         model = self._model(s)
@@ -255,7 +246,7 @@ class GradientEmbedding:
             self._draws[s] = draw
         return draw
 
-    def _make_projection(self, plan: _Plan, model: nn.Module, s: int) -> Projection:
+    def _make_projection(self, plan: Plan, model: nn.Module, s: int) -> Projection:
         if self.projection is None or sum(plan.sizes.values()) <= self.dim:
             return Identity(plan.sizes)
         source = generator(self.seed, "projection", s)
@@ -270,67 +261,29 @@ class GradientEmbedding:
 
     # How one pass is made
 
-    def _project(self, out: Tensor, draw: _Draw, plan: _Plan, inputs: Inputs, targets: Tensor) -> None:
+    def _project(self, out: Tensor, draw: _Draw, plan: Plan, inputs: Inputs, targets: Tensor) -> None:
         """Add the projected gradients of a few examples at one draw, over sqrt(S), to `out` (n, width)."""
-        model, n = draw.model, len(targets)
+        model, n, scale = draw.model, len(targets), 1 / math.sqrt(self.inits)
         targets = targets.to(self.device)
         if plan.rules:
-            for layer, call in self._calls(model, plan.rules, inputs, targets, 1 / math.sqrt(self.inits)):
+            for layer, call in listen(model, plan.rules, inputs, targets, self._losses, scale):
                 if call.delta is not None:
                     module = model.get_submodule(layer)
                     draw.projection.add_call(out, layer, plan.rules[layer], module, call)
         if plan.rest:
-            for name, gradient in self._rest_gradients(model, plan.rest, inputs, targets).items():
-                draw.projection.add_parameter(out, name, gradient.reshape(n, -1) / math.sqrt(self.inits))
+            if not plan.rules:
+                with torch.no_grad():  # labels cannot be looked at inside vmap
+                    self._losses(forward(model, inputs), targets)
+            for name, gradient in gradients_by_func(model, plan.rest, inputs, targets, self._loss).items():
+                draw.projection.add_parameter(out, name, gradient.reshape(n, -1) * scale)
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_labels(outputs, targets, self.loss)
         return check_losses(self._loss(outputs, targets), len(targets))
 
-    def _calls(
-        self, model: nn.Module, layers: dict[str, Rule], inputs: Inputs, targets: Tensor, scale: float = 1.0
-    ) -> list[tuple[str, Call]]:
-        """One forward and one backward pass that note what flows through the layers; the loss is scaled."""
-        calls: list[tuple[str, Call]] = []
-        anchor = torch.zeros((), device=self.device, requires_grad=True)
-
-        def listen(layer: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
-            def hook(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                call = Call(args[0].detach())
-                calls.append((layer, call))
-                return Tap.apply(output, anchor, call)  # type: ignore[no-any-return, no-untyped-call]
-
-            return hook
-
-        hooks = [model.get_submodule(layer).register_forward_hook(listen(layer)) for layer in layers]
-        try:
-            with torch.enable_grad():
-                losses = self._losses(forward(model, inputs), targets)
-                if losses.requires_grad:
-                    torch.autograd.grad(losses.sum() * scale, anchor, allow_unused=True)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return calls
-
-    def _rest_gradients(self, model: nn.Module, names: list[str], inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
-        """Per-example gradients of the named parameters through torch.func: right for any model, if slower."""
-        with torch.no_grad():
-            self._losses(forward(model, inputs), targets)  # labels cannot be looked at inside vmap
-        parameters = dict(model.named_parameters())
-        chosen = {name: parameters[name] for name in names}
-        one = _FunctionalLoss(model, self._loss)
-        try:
-            with sdpa_kernel(SDPBackend.MATH):  # the one form of attention that vmap can batch
-                return vmap(grad(one), in_dims=(None, 0, 0))(chosen, inputs, targets)  # type: ignore[no-any-return]
-        except RuntimeError:  # something that vmap cannot batch: one example at a time
-            n = len(targets)
-            pieces = [grad(one)(chosen, map_inputs(lambda t, i=i: t[i], inputs), targets[i]) for i in range(n)]  # type: ignore[misc]
-            return {name: torch.stack([piece[name] for piece in pieces]) for name in names}
-
     # What is decided once
 
-    def _prepared(self, inputs: Inputs, targets: Tensor) -> tuple[_Plan, list[dict[str, Tensor]]]:
+    def _prepared(self, inputs: Inputs, targets: Tensor) -> tuple[Plan, list[dict[str, Tensor]]]:
         """The plan and the BatchNorm statistics, made on first sight of data."""
         if self._plan is not None and self.statistics is not None:
             return self._plan, self.statistics
@@ -350,172 +303,7 @@ class GradientEmbedding:
                         break  # no BatchNorm layers
         model = self._model(0)
         set_statistics(model, statistics[0])
-        return self._make_plan(model, map_inputs(lambda t: t[:3], inputs), targets[:3].to(self.device)), statistics
-
-    def _make_plan(self, model: nn.Module, inputs: Inputs, targets: Tensor) -> _Plan:
-        """Decide for each parameter how its gradients are computed.
-
-        A layer's rule is used where it reproduces autograd's gradients of single examples on real data. Tied
-        or reused parameters, layers that are bypassed or mix examples, and whatever has no rule, are
-        left to torch.func. So a rule can be fast without having to foresee every model.
-        """
-        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not trainable:
-            raise ValueError("the model must have at least one trainable parameter, got none")
-        owners = self._selected_layers(model, inputs)
-        names = [name for name in trainable if _owner(name) in owners]
-        if not names:
-            raise ValueError(f"layers must name modules with trainable parameters, got {self.layers!r}")
-        sizes = {name: trainable[name].numel() for name in names}
-
-        truth = [self._true_gradients(model, names, inputs, targets, i) for i in range(len(targets))]
-        used = [name for name in names if any(example[name] is not None for example in truth)]
-        if not used:
-            raise ValueError(
-                "the loss must depend on the model's trainable parameters, got no gradient: "
-                "does the model or the loss detach its result?"
-            )
-        tied = {id(p) for _, p in _duplicates(model)}
-
-        candidates: dict[str, Rule] = {}
-        for layer, module in model.named_modules():
-            own = dict(module.named_parameters(prefix=layer, recurse=False))
-            if (
-                type(module) in RULES
-                and RULES[type(module)].applies(module)
-                and any(name in used for name in own)
-                and all(name in trainable for name in own)
-                and not any(id(p) in tied for p in own.values())
-            ):
-                candidates[layer] = RULES[type(module)]
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
-        rules = self._verified(model, candidates, inputs, targets, truth)
-        rest = [name for name in used if _owner(name) not in rules]
-        return _Plan(sizes, rules, rest)
-
-    def _selected_layers(self, model: nn.Module, inputs: Inputs) -> set[str]:
-        """Names of the modules whose own parameters count."""
-        modules = dict(model.named_modules())
-        if self.layers == "all":
-            return set(modules)
-        if self.layers == "last":
-            return {_last_linear(model, inputs)}
-        wanted = [self.layers] if isinstance(self.layers, str) else self.layers
-        for name in wanted:
-            if name not in modules:
-                close = ", ".join(repr(m) for m in modules if m)
-                raise ValueError(f"layers must be 'all', 'last' or among {close}, got {name!r}")
-        return {name for name in modules if any(name == w or name.startswith(f"{w}.") for w in wanted)}
-
-    def _true_gradients(
-        self, model: nn.Module, names: list[str], inputs: Inputs, targets: Tensor, i: int
-    ) -> dict[str, Tensor | None]:
-        parameters = dict(model.named_parameters())
-        with torch.enable_grad():
-            outputs = forward(model, map_inputs(lambda t: t[i : i + 1], inputs))
-            loss = self._losses(outputs, targets[i : i + 1]).sum()
-            if not loss.requires_grad:
-                return dict.fromkeys(names)
-            gradients = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
-        return dict(zip(names, gradients, strict=True))
-
-    def _verified(
-        self,
-        model: nn.Module,
-        candidates: dict[str, Rule],
-        inputs: Inputs,
-        targets: Tensor,
-        truth: list[dict[str, Tensor | None]],
-    ) -> dict[str, Rule]:
-        """The candidates whose rules give the true gradients."""
-        n = len(targets)
-        found: dict[str, Tensor] = {}
-        failed: set[str] = set()
-        for layer, call in self._calls(model, candidates, inputs, targets):
-            if call.delta is None or layer in failed:
-                continue
-            try:
-                pieces = candidates[layer].gradient(model.get_submodule(layer), call.input, call.delta, n)
-            except RuntimeError:  # a layout that the rule does not know, such as examples not first
-                failed.add(layer)
-                continue
-            for short, piece in pieces.items():
-                name = f"{layer}.{short}" if layer else short
-                found[name] = found.get(name, torch.zeros_like(piece)) + piece
-        rules = {}
-        for layer, rule in candidates.items():
-            own = [name for name in truth[0] if _owner(name) == layer]
-            if layer not in failed and all(_agrees(found.get(name), name, truth) for name in own):
-                rules[layer] = rule
-        return rules
-
-
-class _FunctionalLoss:
-    """One example's loss as a function of some parameters."""
-
-    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
-        self._model, self._loss = model, loss
-
-    def __call__(self, parameters: Mapping[str, Tensor], inputs: Inputs, target: Tensor) -> Tensor:
-        batch = map_inputs(lambda t: t[None], inputs)
-        wrapped = _Wrapped(self._model)
-        outputs = functional_call(wrapped, {f"model.{k}": v for k, v in parameters.items()}, (batch,))
-        return check_losses(self._loss(outputs, target[None]), 1)[0]
-
-
-class _Wrapped(nn.Module):
-    """Lets `functional_call` reach `forward` of the batch module, which fits inputs to the model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        return forward(self.model, inputs)
-
-
-def _owner(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
-
-
-def _duplicates(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Parameters that appear under more than one name."""
-    seen: set[int] = set()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) in seen:
-            yield name, parameter
-        seen.add(id(parameter))
-
-
-def _agrees(found: Tensor | None, name: str, truth: list[dict[str, Tensor | None]]) -> bool:
-    for i, example in enumerate(truth):
-        true = example[name]
-        if true is None:
-            if found is not None and found[i].any():
-                return False
-        elif found is None or not torch.allclose(found[i], true, rtol=1e-3, atol=1e-5 + 1e-4 * float(true.abs().max())):
-            return False
-    return True
-
-
-def _last_linear(model: nn.Module, inputs: Inputs) -> str:
-    """The linear layer that is called last."""
-    order: list[str] = []
-    hooks = [
-        module.register_forward_hook(lambda *_, name=name: order.append(name))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            forward(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not order:
-        raise ValueError("layers='last' needs a model with a linear layer, got none: name the layers to use")
-    return order[-1]
+        return make_plan(model, self.layers, inputs, targets.to(self.device), self._losses), statistics
 
 
 def _chunks(n: int, size: int) -> Iterator[slice]:

@@ -1,6 +1,5 @@
 """Dark experience replay, DER++ (Buzzega et al. 2020): replay what the model used to say, too."""
 
-import copy
 from typing import Any, Unpack
 
 import torch
@@ -8,14 +7,13 @@ from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
 from recollect.embedding import MakeModel
-from recollect.learners.experience_replay import paired
-from recollect.learners.learner import RehearsalLearner, TrainingOptions, check_batch
+from recollect.learners.learner import TrainingOptions
+from recollect.learners.replay import ReplayLearner, paired
 from recollect.learners.training import fit, predict, weighted_mean
 from recollect.memories import Memory
-from recollect.randomness import generator
 
 
-class DarkExperienceReplay(RehearsalLearner):
+class DarkExperienceReplay(ReplayLearner):
     """Trains on new examples while remembered ones keep their labels and their former outputs.
 
     Each step takes `batch_size` new examples and twice as many remembered ones:
@@ -49,25 +47,17 @@ class DarkExperienceReplay(RehearsalLearner):
                 raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
         super().__init__(make_model, memory, seed=seed, **training)
         self.alpha, self.beta = alpha, beta
-        self._model = self._fresh_model()
         self._outputs: dict[int, Tensor] = {}
 
-    @property
-    def model(self) -> nn.Module:
-        return self._model
-
     def observe(self, inputs: Any, targets: Any) -> None:
-        held = self.memory.batch if len(self.memory) else None
-        arrived = check_batch(inputs, targets, held)
-        model = copy.deepcopy(self._model)
-        source = generator(self.seed, "training", self.memory.seen)
+        super().observe(inputs, targets)
+        self._note_outputs()
+
+    def rehearse(self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator) -> None:
         if held is None:
             self._train_first(model, arrived, source)
         else:
             self._train(model, arrived, held, source)
-        self.memory.update(inputs, targets, model=model)
-        self._model = model
-        self._note_outputs()
 
     def _train_first(self, model: nn.Module, arrived: Batch, source: torch.Generator) -> None:
         def loss(part: Batch) -> Tensor:

@@ -1,23 +1,21 @@
 """Experience replay: train on new and remembered examples together, without starting again."""
 
-import copy
-from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias, Unpack, get_args
+from typing import Literal, TypeAlias, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
 from recollect.embedding import MakeModel
-from recollect.learners.learner import RehearsalLearner, TrainingOptions, check_batch
+from recollect.learners.learner import TrainingOptions
+from recollect.learners.replay import ReplayLearner, paired
 from recollect.learners.training import fit, weighted_mean
 from recollect.memories import Memory
-from recollect.randomness import generator
 
 Mix: TypeAlias = Literal["weighted", "union", "halves", "counts"]
 
 
-class ExperienceReplay(RehearsalLearner):
+class ExperienceReplay(ReplayLearner):
     """Trains on each arriving batch together with the memory; the model is kept, the memory updated afterwards.
 
     The paper is silent on how new and remembered examples share a minibatch. Four readings, of which the first
@@ -27,8 +25,6 @@ class ExperienceReplay(RehearsalLearner):
     - "union": the same, but all weigh one.
     - "halves": each step takes `batch_size` new and `batch_size` remembered examples; the mean of both means.
     - "counts": as "halves", with each mean weighted by how many examples it stands for.
-
-    Adam starts anew with each batch of the stream.
 
     Args:
         make_model: returns a freshly initialised model at each call.
@@ -51,21 +47,8 @@ class ExperienceReplay(RehearsalLearner):
             raise ValueError(f"mix must be one of {', '.join(map(repr, get_args(Mix)))}, got {mix!r}")
         super().__init__(make_model, memory, seed=seed, **training)
         self.mix = mix
-        self._model = self._fresh_model()
 
-    @property
-    def model(self) -> nn.Module:
-        return self._model
-
-    def observe(self, inputs: Any, targets: Any) -> None:
-        held = self.memory.batch if len(self.memory) else None
-        arrived = check_batch(inputs, targets, held)
-        model = copy.deepcopy(self._model)  # so that an error half-way leaves the learner as it was
-        self._train(model, arrived, held, generator(self.seed, "training", self.memory.seen))
-        self.memory.update(inputs, targets, model=model)
-        self._model = model
-
-    def _train(self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator) -> None:
+    def rehearse(self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator) -> None:
         def mean_loss(part: Batch) -> Tensor:
             return weighted_mean(self.training.losses(forward(model, part.inputs), part.targets), part.weights)
 
@@ -82,10 +65,3 @@ class ExperienceReplay(RehearsalLearner):
             return share * mean_loss(parts[0]) + (1 - share) * mean_loss(parts[1])
 
         fit(model, self.training, lambda: paired(arrived, held, size, source), loss)
-
-
-def paired(arrived: Batch, held: Batch, size: int, source: torch.Generator) -> Iterator[tuple[Batch, Batch]]:
-    """Minibatches of what arrived, each with as many remembered examples drawn at random."""
-    for part in arrived.minibatches(size, source):
-        rows = torch.randperm(len(held), generator=source)[: len(part)]
-        yield part, held.take(rows)

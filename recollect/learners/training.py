@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import stack_module_state, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from recollect.batch import Batch, Inputs, forward, map_inputs, named_tensors
+from recollect.batch import Batch, Inputs, forward, functional_forward, map_inputs, named_tensors
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.progress import progress_bar
 
@@ -148,9 +148,7 @@ class _Stack:
 
         def loss(p: dict[str, Tensor], b: dict[str, Tensor], x: tuple[Tensor, ...], y: Tensor, w: Tensor) -> Tensor:
             values = iter(x)
-            outputs = functional_call(
-                _Forward(skeleton), _prefixed({**p, **b}), (map_inputs(lambda _: next(values), example),)
-            )
+            outputs = functional_forward(skeleton, {**p, **b}, map_inputs(lambda _: next(values), example))
             return weighted_mean(check_losses(loss_of(outputs, y), len(y)), w)
 
         self._check_first_outputs()
@@ -209,21 +207,6 @@ def _shrunk(
             key: entry[:count].clone() if entry.ndim else entry.clone() for key, entry in state.items()
         }
     return kept, smaller
-
-
-def _prefixed(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"model.{name}": value for name, value in values.items()}
-
-
-class _Forward(nn.Module):
-    """Lets `functional_call` reach `forward`, which fits inputs to the model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Inputs) -> Tensor:
-        return forward(self.model, inputs)
 
 
 @torch.no_grad()
