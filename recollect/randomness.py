@@ -67,9 +67,3 @@ def uniform_keys(seed: int, ids: Tensor, purpose: str = "keys", *, count: int | 
         x = x ^ (x >> np.uint64(31))
     keys = torch.from_numpy((x >> np.uint64(11)).astype(np.float64) * 2.0**-53)
     return keys[:, 0] if count is None else keys
-
-
-def check_seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
-    return seed

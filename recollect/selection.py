@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from recollect.batch import Batch, Inputs, check_examples, forward, map_inputs
+from recollect.checks import check_seed
 from recollect.embedding import EmbeddingOptions, GradientEmbedding, MakeModel, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.pursuit import Coreset, PursuitOptions, pursue
-from recollect.randomness import check_seed, derive_seed
+from recollect.randomness import derive_seed
 
 
 class MatchingOptions(EmbeddingOptions, PursuitOptions, total=False):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Inputs, check_examples, forward, map_inputs
+from recollect.checks import check_count, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory, lazy_zeros
 from recollect.embedding.initialisations import (
     CALIBRATION_ROWS,
@@ -33,7 +34,7 @@ from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.progress import progress_bar
-from recollect.randomness import check_seed, derive_seed, generator
+from recollect.randomness import derive_seed, generator
 
 ProjectionName: TypeAlias = Literal["sparse", "kronecker"]
 
@@ -116,8 +117,7 @@ class GradientEmbedding:
         if isinstance(make_model, nn.Module):
             raise ValueError("make_model must be a function that returns a new model, got a model: wrap its class")
         for name, value in (("inits", inits), ("dim", dim), ("batch_size", batch_size)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            check_count(name, value)
         if projection not in ("sparse", "kronecker", None):
             raise ValueError(f"projection must be 'sparse', 'kronecker' or None, got {projection!r}")
         if not (math.isfinite(init_scale) and init_scale > 0):

@@ -6,11 +6,12 @@ from typing import Any, TypedDict, Unpack
 from torch import Tensor, nn
 
 from recollect.batch import Batch, check_same_form
+from recollect.checks import check_seed
 from recollect.embedding import MakeModel, draw_model
 from recollect.learners.training import Training, predict
 from recollect.losses import LossFunction
 from recollect.memories import Memory
-from recollect.randomness import check_seed, derive_seed
+from recollect.randomness import derive_seed
 
 
 class TrainingOptions(TypedDict, total=False):

@@ -11,6 +11,7 @@ from torch.func import stack_module_state, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recollect.batch import Batch, Inputs, forward, functional_forward, map_inputs, named_tensors
+from recollect.checks import check_count
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.progress import progress_bar
 
@@ -29,9 +30,7 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+            check_count(name, getattr(self, name))
         if not (math.isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr must be a positive number, got {self.lr!r}")
         if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):

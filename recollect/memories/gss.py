@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from recollect.batch import Batch
+from recollect.checks import check_count
 from recollect.losses import LossFunction
 from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
@@ -42,9 +43,11 @@ class GSS(Memory):
         seed: int = 0,
     ) -> None:
         super().__init__(capacity, seed=seed)
-        if isinstance(comparisons, bool) or not isinstance(comparisons, int) or comparisons < 1:
-            raise ValueError(f"comparisons must be a whole number of at least 1, got {comparisons!r}")
-        self._comparisons, self._loss, self._dim = comparisons, loss, dim
+        self._comparisons, self._loss, self._dim = (
+            check_count("comparisons", comparisons),
+            loss,
+            check_count("dim", dim),
+        )
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         directions = embed_at(model, held, arrived, loss=self._loss, dim=self._dim, seed=self.seed)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, Inputs, check_same_form, named_tensors
+from recollect.checks import check_count, check_seed
 from recollect.memories.storage import write_folder
-from recollect.randomness import check_seed, generator
+from recollect.randomness import generator
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ class Memory(ABC):
     """Whether `update` must be given the learner's model."""
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-            raise ValueError(f"capacity must be a whole number of at least 1, got {capacity!r}")
-        self.capacity = capacity
+        self.capacity = check_count("capacity", capacity)
         self.seed = check_seed(seed)
         self.seen = 0
         self._batch: Batch | None = None
@@ -100,17 +99,14 @@ class Memory(ABC):
             n: how many.
             generator: where randomness comes from; the memory's own, saved with it, by default.
         """
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise ValueError(f"n must be a whole number of at least 1, got {n!r}")
+        check_count("n", n)
         order = torch.randperm(len(self.batch), generator=generator or self._generator)
         part = self.batch.take(order[:n])
         return Sample(part.inputs, part.targets, part.weights)
 
     def loader(self, batch_size: int, shuffle: bool = True) -> "Loader":
         """Minibatches of (inputs, targets, weights), in a new order at each pass."""
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise ValueError(f"batch_size must be a whole number of at least 1, got {batch_size!r}")
-        return Loader(self.batch, batch_size, self._generator if shuffle else None)
+        return Loader(self.batch, check_count("batch_size", batch_size), self._generator if shuffle else None)
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the memory to a folder, so that `load_memory` continues exactly where it stopped.
