@@ -67,10 +67,10 @@ def run(
     results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results.jsonl"),
 ) -> None:
     """Run one experiment, keep its result, and show it; what is in the file already is not run again."""
-    from recollect.experiments import KEY_FIELDS, Experiment, Store
+    from recollect.experiments import Experiment, open_store
     from recollect.experiments import run as run_experiment
 
-    store = Store(results, KEY_FIELDS)
+    store = open_store(results)
     store.read()  # says now, not after hours, if the file is not one of results
     experiments = [Experiment(learner, dataset, memory, size, s, epochs, stream, rows, every_task) for s in seed or [0]]
     table = Table(title=f"{learner} with {experiments[0].memory} on {dataset}, {experiments[0].stream}")

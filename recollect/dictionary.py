@@ -1,6 +1,5 @@
 """Where candidate embeddings live, and the few questions that pursuit asks of them."""
 
-import os
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -9,6 +8,8 @@ from typing import BinaryIO, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+from recollect.files import replacing
 
 _SUM_ROWS = 32  # rows are turned into float64 this many at a time: a block that stays in the cache
 _SCAN_ROWS = 1024  # rows are scanned this many at a time, wherever they live, so that scores are the same bit for bit
@@ -101,23 +102,18 @@ class OnDisk:
     def write(cls, path: str | PathLike[str], blocks: Iterable[Tensor]) -> "OnDisk":
         """Write rows as they come; the file is there whole or not at all."""
         path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         n = dim = 0
         dtype = np.dtype(np.float32)
-        try:
-            with temporary.open("wb") as file:
-                for block in blocks:
-                    rows = np.ascontiguousarray(block.detach().cpu().numpy())
-                    if not n:
-                        dim, dtype = rows.shape[1], rows.dtype
-                        _write_header(file, 0, dim, dtype)
-                    file.write(rows.data)
-                    n += len(rows)
-                file.seek(0)
-                _write_header(file, n, dim, dtype)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as file:
+            for block in blocks:
+                rows = np.ascontiguousarray(block.detach().cpu().numpy())
+                if not n:
+                    dim, dtype = rows.shape[1], rows.dtype
+                    _write_header(file, 0, dim, dtype)
+                file.write(rows.data)
+                n += len(rows)
+            file.seek(0)
+            _write_header(file, n, dim, dtype)
         return cls(path)
 
     def __len__(self) -> int:

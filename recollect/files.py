@@ -1,15 +1,19 @@
 """Files that are there whole or not at all."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a power cut."""
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, which takes the place of `path` when the block ends well, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -23,6 +27,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(handle)
 
 
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    with replacing(path) as file:
+        file.write(content)
+
+
 def is_temporary(path: Path) -> bool:
-    """Whether this was left over by a crash of `write_atomically`."""
+    """Whether this was left over by a crash while a file was being replaced."""
     return path.name.startswith(".") and path.name.endswith(".tmp")

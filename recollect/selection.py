@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from recollect.batch import Batch, Inputs, check_examples, forward, map_inputs
+from recollect.batch import Batch, check_examples, forward, map_inputs
 from recollect.checks import check_seed
 from recollect.embedding import EmbeddingOptions, GradientEmbedding, MakeModel, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS
@@ -150,6 +150,3 @@ def _gradient(
         )
         total += torch.cat([g.double().flatten() for g in gradients]).cpu()
     return total
-
-
-__all__ = ["PAPER", "Inputs", "MatchingOptions", "matching_error", "select", "split_options"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from recollect import datasets
+from recollect.cli import main
 
 hypothesis.settings.register_profile("recollect", deadline=None, derandomize=True, max_examples=60)
 hypothesis.settings.load_profile("recollect")
@@ -26,6 +27,16 @@ def global_random_state_is_left_alone() -> Iterator[None]:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+def assert_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command ends with exit code 2 and one line that says why."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def needs_data(name: str) -> pytest.MarkDecorator:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from recollect.cli import main
+from tests.conftest import assert_refused
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -34,12 +35,7 @@ def test_the_demo_prints_a_table_and_saves_a_picture(tmp_path: Path) -> None:
 def test_bad_input_gets_exit_code_2_and_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert_refused(arguments, message, capsys)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])

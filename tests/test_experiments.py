@@ -20,7 +20,7 @@ from recollect.experiments import (
     run,
 )
 from recollect.experiments.runner import run_group
-from tests.conftest import needs_data
+from tests.conftest import assert_refused, needs_data
 
 
 def slice_of(name: str) -> Dataset:
@@ -131,12 +131,7 @@ def test_bad_runs_get_exit_code_2_one_line_and_leave_no_file(
     if "covertype" in arguments and rc.datasets.find("covertype") is None:
         pytest.skip("covertype.npz is not there")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert_refused(arguments, message, capsys)
     assert list(tmp_path.iterdir()) == []
 
 

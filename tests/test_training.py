@@ -22,10 +22,6 @@ def generators(n: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in range(n)]
 
 
-def with_dropout() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-
-
 @pytest.mark.parametrize("network", [lambda: rc.models.mlp(64, 3), lambda: rc.models.cnn((1, 8, 8), 3)])
 def test_a_stack_gives_the_numbers_of_one_by_one(network: "type[nn.Module]") -> None:
     sizes = [35, 10, 35, 61, 7]  # not full, several, and fewer steps than others
