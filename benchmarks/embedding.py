@@ -24,7 +24,7 @@ from torch.nn import functional as F
 import recollect as rc
 from recollect.embedding import draw_model
 
-S, DIM = 3, 1000
+DIM = 1000
 Data = tuple[Tensor, Tensor]
 
 
@@ -93,7 +93,7 @@ def opacus_gradients(models: list[nn.Module], data: Data, batch_size: int) -> Ca
     if isinstance(opacus, str):
         return opacus
     try:
-        wrapped = [opacus.GradSampleModule(model, loss_reduction="sum") for model in models]
+        wrapped = [opacus.GradSampleModule(model.train(), loss_reduction="sum") for model in models]
     except Exception as error:
         return f"refused the model: {type(error).__name__}"
 
@@ -119,8 +119,8 @@ def trak_projection(D: int, batch_size: int) -> Callable[[], None] | str:
     return lambda: projector.project(gradients, model_id=0)
 
 
-def compare(name: str, make_model: "partial[nn.Module]", data: Data, batch_size: int, *, peers: bool) -> None:
-    n = len(data[1])
+def compare(name: str, make_model: "partial[nn.Module]", data: Data, S: int, *, peers: bool) -> None:
+    n, batch_size = len(data[1]), 128
     generator = torch.Generator().manual_seed(0)
     models = [draw_model(make_model, seed) for seed in range(S)]
     D = sum(p.numel() for p in models[0].parameters())
@@ -171,23 +171,23 @@ def sample(name: str, n: int) -> Data:
 
 
 def cnn() -> None:
-    compare("CNN", partial(rc.models.cnn, (1, 28, 28), 10), sample("fashion-mnist", 2000), 128, peers=True)
+    compare("CNN", partial(rc.models.cnn, (1, 28, 28), 10), sample("fashion-mnist", 1000), 10, peers=True)
 
 
 def mlp() -> None:
-    compare("MLP", partial(rc.models.mlp, 54, 7), sample("covertype", 20_000), 128, peers=True)
+    compare("MLP", partial(rc.models.mlp, 54, 7), sample("covertype", 10_000), 10, peers=True)
 
 
 def resnet() -> None:
-    compare("ResNet-18", partial(rc.models.resnet18, 10), sample("cifar-10", 512), 128, peers=False)
+    compare("ResNet-18", partial(rc.models.resnet18, 10), sample("cifar-10", 384), 2, peers=False)
 
 
-def last() -> None:
+def last(S: int = 10) -> None:
     rows: list[list[object]] = []
     for title, make_model, data in (
-        ("CNN", partial(rc.models.cnn, (1, 28, 28), 10), sample("fashion-mnist", 4000)),
-        ("MLP", partial(rc.models.mlp, 54, 7), sample("covertype", 40_000)),
-        ("ResNet-18", partial(rc.models.resnet18, 10), sample("cifar-10", 1000)),
+        ("CNN", partial(rc.models.cnn, (1, 28, 28), 10), sample("fashion-mnist", 2000)),
+        ("MLP", partial(rc.models.mlp, 54, 7), sample("covertype", 20_000)),
+        ("ResNet-18", partial(rc.models.resnet18, 10), sample("cifar-10", 512)),
     ):
         models = [draw_model(make_model, seed) for seed in range(S)]
         options = {"inits": S, "layers": "last", "batch_size": 128}

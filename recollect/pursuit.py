@@ -39,7 +39,7 @@ Nonnegative: TypeAlias = bool | Literal["clip"]
 
 CHOSEN_PER_PICK = 8  # one pick per scan for so many chosen so far
 PICKS_PER_SCAN = 128  # at most
-POOL_PER_PICK = 8
+POOL_PER_PICK = 4
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
 _BLOCK = 1024  # rows are copied this many at a time

@@ -202,7 +202,7 @@ def test_projections_keep_inner_products_in_expectation(kind: str, generator: to
             P = as_matrix(Kronecker(sizes, {}, dim, generator), sizes)
         else:
             widening = 0.2 if kind == "kronecker" else 0.6  # 1 x 2 or so, or 4 x 3, of 4 x 6
-            P = kronecker_as_matrix(Kronecker(sizes, {"fc": (4, 6)}, dim, generator, widening), layer)
+            P = kronecker_as_matrix(Kronecker(sizes, {"fc": (4, 6, True)}, dim, generator, widening), layer)
         products.append(P @ P.T)
     stacked = torch.stack(products)
     error = stacked.std(0) / math.sqrt(draws)
@@ -374,16 +374,74 @@ def test_unprojected_last_layer_gradients_are_kept_as_factors() -> None:
     dense = rc.GradientEmbedding(make_model, **options).embed(inputs, LABELS)
     rows = factored.rows(torch.arange(7))
     assert relative_difference(rows @ rows.T, dense @ dense.T) < 1e-5
-    assert isinstance(rc.GradientEmbedding(make_model, layers="last").dictionary(inputs, LABELS), InMemory)
+    short = rc.GradientEmbedding(make_model, inits=3, layers="last", dim=10_000).dictionary(inputs, LABELS)
+    assert isinstance(short, Factored)
+    long = rc.GradientEmbedding(make_model, inits=3, layers="last", dim=20).dictionary(inputs, LABELS)
+    assert isinstance(long, InMemory)
 
 
 def test_memory_with_factored_last_layer_gradients_matches_the_one_without() -> None:
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(90, 6, generator=generator), torch.arange(90) % 3
     exact = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", projection=None, inits=2)
-    kept = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", dim=10_000, inits=2)  # short enough to be exact
+    kept = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", projection=None, inits=2)
+    dense = kept.embedding
+    assert dense is not None
+    dense.dictionary = lambda x, y, *, progress=False: InMemory(dense.embed(x, y))  # type: ignore[method-assign]
     for memory in (exact, kept):
         for rows in torch.arange(90).split(30):
             memory.update(inputs[rows], targets[rows])
     assert torch.equal(exact.batch.ids, kept.batch.ids)
     assert torch.allclose(exact.batch.weights, kept.batch.weights, rtol=1e-3)
+
+
+class Habits(nn.Module):
+    """May overwrite a layer's output or look at its values: neither can be batched over draws."""
+
+    def __init__(self, habit: str) -> None:
+        super().__init__()
+        self.habit = habit
+        self.body, self.head = nn.Linear(12, 30), nn.Linear(30, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        hidden = hidden.relu_() if self.habit == "overwrites" else hidden.relu()
+        if self.habit == "looks" and float(hidden.detach().sum()) < 0:
+            raise RuntimeError("never so")
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+class TwicePerExample(nn.Module):
+    """A linear layer over several positions, and one without a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 40), nn.Linear(40, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x.reshape(-1, 4, 3))).mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make_model", [partial(rc.models.mlp, 12, 3), TwicePerExample])
+@pytest.mark.parametrize("layers", ["all", "last"])
+def test_draws_in_a_stack_give_what_each_gives_alone(make_model: type[nn.Module], layers: str) -> None:
+    inputs = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20) % 3
+    stacked = rc.GradientEmbedding(make_model, inits=18, dim=60, layers=layers, batch_size=7)
+    together = stacked.embed(inputs, labels)
+    assert stacked._stacks is not None and [len(stack) for stack in stacked._stacks] == [16, 2]
+    alone = rc.GradientEmbedding(make_model, inits=18, dim=60, layers=layers, batch_size=20)
+    alone._stacks = []
+    torch.testing.assert_close(together, alone.embed(inputs, labels))
+
+
+def test_models_that_cannot_be_stacked_are_taken_one_by_one() -> None:
+    inputs = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20) % 3
+    embeddings = {}
+    for habit in ("none", "overwrites", "looks"):
+        embedding = rc.GradientEmbedding(partial(Habits, habit), inits=2, dim=60)
+        embeddings[habit] = embedding.embed(inputs, labels)
+        assert bool(embedding._stacks) == (habit == "none")
+    torch.testing.assert_close(embeddings["overwrites"], embeddings["none"])
+    torch.testing.assert_close(embeddings["looks"], embeddings["none"])

@@ -8,8 +8,9 @@ Differs from the paper:
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, TypedDict
 
 import torch
@@ -28,10 +29,11 @@ from recollect.embedding.initialisations import (
     plain_attention,
     set_statistics,
 )
-from recollect.embedding.layers import LinearRule
+from recollect.embedding.layers import Call, LinearRule
 from recollect.embedding.passes import gradients_by_func, listen
 from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
+from recollect.embedding.stacked import LARGEST, StackedDraws
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.progress import progress_bar
 from recollect.randomness import derive_seed, generator
@@ -140,6 +142,8 @@ class GradientEmbedding:
         self._loss = get_loss(loss)
         self._plan: Plan | None = None
         self._draws: dict[int, _Draw] = {}
+        self._stacks: list[StackedDraws] | None = None
+        self._scale = 1 / math.sqrt(inits)
 
     def embed(self, inputs: Any, targets: Any, *, progress: bool = False) -> Tensor:
         """The embeddings, one row per example: (n, inits * dim)."""
@@ -153,27 +157,25 @@ class GradientEmbedding:
 
     def forget(self) -> None:
         """Be as before the first examples came."""
-        self.statistics, self._plan = None, None
+        self.statistics, self._plan, self._stacks = None, None, None
         self._draws.clear()
 
     def _embed(self, inputs: Inputs, targets: Tensor, progress: bool) -> Tensor:
         n = len(targets)
         with plain_attention():
             plan, statistics = self._prepared(inputs, targets)
-            out: Tensor | None = None
-            chunks = math.ceil(n / self.batch_size)
-            with progress_bar("computing gradients", self.inits * chunks, show=progress) as bar:
-                for s in range(self.inits):
-                    draw = self._draw(s, plan, statistics)
-                    width = draw.projection.width
-                    if out is None:
-                        dtype = next(draw.model.parameters()).dtype
-                        out = lazy_zeros(n, self.inits * width, dtype=dtype, device=self.device)
-                    for rows in _chunks(n, self.batch_size):
-                        part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-                        self._project(out[rows, s * width : (s + 1) * width], draw, plan, part, targets[rows])
-                        bar.advance()
-        assert out is not None
+            first = self._draw(0, plan, statistics)
+            width, dtype = first.projection.width, next(first.model.parameters()).dtype
+            out = lazy_zeros(n, self.inits * width, dtype=dtype, device=self.device)
+            by_factors = isinstance(first.projection, Kronecker)
+            stacks = self._make_stacks(plan, statistics, inputs, targets) if by_factors else []
+            chunks = [*_chunks(n, self.batch_size)]
+            steps = len(chunks) * (len(stacks) or self.inits)
+            with progress_bar("computing gradients", steps, show=progress) as bar:
+                for rows, draws, add in self._passes(chunks, plan, statistics, stacks):
+                    part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
+                    add(out[rows, draws.start * width : draws.stop * width], part, targets[rows].to(self.device))
+                    bar.advance()
         _check_gradients(out)
         self._plan, self.statistics = plan, statistics  # only now: nothing changes if anything failed
         return out
@@ -181,13 +183,15 @@ class GradientEmbedding:
     def dictionary(self, inputs: Any, targets: Any, *, progress: bool = False) -> Dictionary:
         """The embeddings as candidates for `pursue`: as factors where that is exact and smaller, else in memory.
 
-        Unprojected gradients of one linear layer, `layers="last", projection=None`, are kept as factors.
+        Unprojected gradients of one linear layer are kept as factors: those of `layers="last"` with
+        `projection=None`, or where the layer has no more than `dim` weights.
         """
-        if self.projection is None and self.layers != "all":
+        if self.layers != "all":
             inputs, targets = check_examples(inputs, targets)
             with plain_attention():
                 plan, statistics = self._prepared(inputs, targets)
-                if not plan.rest and [type(rule) for rule in plan.rules.values()] == [LinearRule]:
+                one = not plan.rest and [type(rule) for rule in plan.rules.values()] == [LinearRule]
+                if one and not self._projects(plan):
                     factored = self._factors(plan, statistics, inputs, targets, progress)
                     if factored is not None:
                         self._plan, self.statistics = plan, statistics
@@ -199,28 +203,39 @@ class GradientEmbedding:
     ) -> Factored | None:
         """Both factors of a linear layer's gradients; None if it is used more than once per example."""
         layer = next(iter(plan.rules))
-        deltas, activations = [], []
-        n = len(targets)
+        n, count = len(targets), 0
+        delta = h = torch.empty(0)
+        stacks = self._make_stacks(plan, statistics, inputs, targets)
         chunks = [*_chunks(n, self.batch_size)]
-        with progress_bar("computing gradients", self.inits * len(chunks), show=progress) as bar:
-            for s in range(self.inits):
-                draw = self._draw(s, plan, statistics)
-                module = draw.model.get_submodule(layer)
-                for rows in chunks:
-                    part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-                    own, scale = targets[rows].to(self.device), 1 / math.sqrt(self.inits)
-                    calls = listen(draw.model, plan.rules, part, own, self._losses, scale)
-                    count = rows.stop - rows.start
-                    if len(calls) != 1 or calls[0][1].delta is None or calls[0][1].delta.shape[:-1] != (count,):
-                        return None
-                    deltas.append(calls[0][1].delta)
-                    activations.append(calls[0][1].input)
-                    bar.advance()
-        delta, h = torch.cat(deltas).reshape(self.inits, n, -1), torch.cat(activations).reshape(self.inits, n, -1)
-        if module.bias is not None:
-            h = torch.cat([h, torch.ones_like(h[:, :, :1])], dim=2)
+        with progress_bar("computing gradients", len(chunks) * (len(stacks) or self.inits), show=progress) as bar:
+            for rows, draws, hear in self._hearings(chunks, plan, statistics, stacks):
+                part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
+                calls = hear(part, targets[rows].to(self.device))
+                count = rows.stop - rows.start
+                if len(calls) != 1 or (found := calls[0][1].delta) is None or found.shape[-2:-1] != (count,):
+                    return None
+                a = calls[0][1].input
+                if not len(delta):  # with room for a one after the layer's input, for its bias
+                    module = self._draw(0, plan, statistics).model.get_submodule(layer)
+                    delta = found.new_empty(self.inits, n, found.shape[-1])
+                    h = a.new_ones(self.inits, n, a.shape[-1] + (module.bias is not None))
+                delta[draws, rows] = found
+                h[draws, rows, : a.shape[-1]] = a
+                bar.advance()
         _check_gradients(delta.transpose(0, 1).flatten(1))
         return Factored(delta, h)
+
+    def _hearings(
+        self, chunks: list[slice], plan: Plan, statistics: list[dict[str, Tensor]], stacks: list[StackedDraws]
+    ) -> Iterator[tuple[slice, slice, Callable[[Inputs, Tensor], list[tuple[str, Call]]]]]:
+        """As `_passes`, of what flows through the layers instead of projected gradients."""
+        for rows, draws, stack in _stacked(chunks, stacks):
+            yield rows, draws, partial(stack.listen, scale=self._scale)
+        for s in range(0 if stacks else self.inits):
+            model = self._draw(s, plan, statistics).model
+            for rows in chunks:
+                hear = partial(listen, model, plan.rules, losses=self._losses, scale=self._scale)
+                yield rows, slice(s, s + 1), hear
 
     def fingerprint(self) -> Tensor:
         """A few numbers by which a later `make_model` can be known to draw the same models."""
@@ -242,29 +257,72 @@ class GradientEmbedding:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         draw = _Draw(model, self._make_projection(plan, model, s))
-        if (len(self._draws) + 1) * draw.nbytes() <= _KEEP_BYTES:
+        if self._keeps(draw):
             self._draws[s] = draw
         return draw
 
+    def _keeps(self, draw: _Draw) -> bool:
+        return self.inits * draw.nbytes() <= _KEEP_BYTES
+
+    def _make_stacks(
+        self, plan: Plan, statistics: list[dict[str, Tensor]], inputs: Inputs, targets: Tensor
+    ) -> list[StackedDraws]:
+        """All draws in stacks, if they can be computed together; else none. Decided once."""
+        if self._stacks is not None:
+            return self._stacks
+        self._stacks = []
+        first = self._draw(0, plan, statistics)
+        if not self._keeps(first) or not StackedDraws.suit(plan, first.model):
+            return self._stacks
+        draws = [self._draw(s, plan, statistics) for s in range(self.inits)]
+        stacks = []
+        for start in range(0, self.inits, LARGEST):
+            some = draws[start : start + LARGEST]
+            projections = [draw.projection for draw in some if isinstance(draw.projection, Kronecker)]
+            stacks.append(StackedDraws([draw.model for draw in some], projections, plan, self._losses))
+        if all(stack.agrees(inputs, targets.to(self.device)) for stack in stacks):
+            self._stacks = stacks
+        return self._stacks
+
     def _make_projection(self, plan: Plan, model: nn.Module, s: int) -> Projection:
-        if self.projection is None or sum(plan.sizes.values()) <= self.dim:
+        if not self._projects(plan):
             return Identity(plan.sizes)
         source = generator(self.seed, "projection", s)
         if self.projection == "sparse":
             return Sparse(plan.sizes, self.dim, source).to(self.device)
-        factor_sizes = {
-            layer: sizes
+        modules = {layer: model.get_submodule(layer) for layer in plan.rules}
+        factored = {
+            layer: (*sizes, rule.has_bias(modules[layer]))
             for layer, rule in plan.rules.items()
-            if (sizes := rule.factor_sizes(model.get_submodule(layer))) is not None
+            if (sizes := rule.factor_sizes(modules[layer])) is not None
         }
-        return Kronecker(plan.sizes, factor_sizes, self.dim, source).to(self.device)
+        return Kronecker(plan.sizes, factored, self.dim, source).to(self.device)
+
+    def _projects(self, plan: Plan) -> bool:
+        return self.projection is not None and sum(plan.sizes.values()) > self.dim
 
     # How one pass is made
 
-    def _project(self, out: Tensor, draw: _Draw, plan: Plan, inputs: Inputs, targets: Tensor) -> None:
+    def _passes(
+        self, chunks: list[slice], plan: Plan, statistics: list[dict[str, Tensor]], stacks: list[StackedDraws]
+    ) -> Iterator[tuple[slice, slice, Callable[[Tensor, Inputs, Tensor], None]]]:
+        """Which rows and draws are computed together, and how; chunks of rows are finished one by one if possible."""
+        if stacks:
+            for rows, draws, stack in _stacked(chunks, stacks):
+                yield rows, draws, partial(stack.add, scale=self._scale)
+        elif self._keeps(self._draw(0, plan, statistics)):
+            for rows in chunks:
+                for s in range(self.inits):
+                    yield rows, slice(s, s + 1), partial(self._project, self._draw(s, plan, statistics), plan)
+        else:  # the larger part of the work is to make a draw: each is made once
+            for s in range(self.inits):
+                draw = self._draw(s, plan, statistics)
+                for rows in chunks:
+                    yield rows, slice(s, s + 1), partial(self._project, draw, plan)
+
+    def _project(self, draw: _Draw, plan: Plan, out: Tensor, inputs: Inputs, targets: Tensor) -> None:
         """Add the projected gradients of a few examples at one draw, over sqrt(S), to `out` (n, width)."""
-        model, n, scale = draw.model, len(targets), 1 / math.sqrt(self.inits)
-        targets = targets.to(self.device)
+        model, n, scale = draw.model, len(targets), self._scale
         if plan.rules:
             for layer, call in listen(model, plan.rules, inputs, targets, self._losses, scale):
                 if call.delta is not None:
@@ -309,6 +367,14 @@ class GradientEmbedding:
 def _chunks(n: int, size: int) -> Iterator[slice]:
     for start in range(0, n, size):
         yield slice(start, min(start + size, n))
+
+
+def _stacked(chunks: list[slice], stacks: list[StackedDraws]) -> Iterator[tuple[slice, slice, StackedDraws]]:
+    for rows in chunks:
+        first = 0
+        for stack in stacks:
+            yield rows, slice(first, first + len(stack)), stack
+            first += len(stack)
 
 
 def _check_gradients(embeddings: Tensor) -> None:

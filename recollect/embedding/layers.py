@@ -12,7 +12,7 @@ Q to a, where a is extended by a one for the bias.
 """
 
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,17 @@ class Call:
     delta: Tensor | None = None
 
 
+class Sides(NamedTuple):
+    """What is applied to both factors of a layer's gradient; a vector stands for its diagonal matrix.
+
+    Q's last column is kept apart where it belongs to the bias: matrix products want their weights in one piece.
+    """
+
+    P: Tensor
+    Q: Tensor
+    shift: Tensor | None
+
+
 class Rule(Protocol):
     """How one kind of layer turns a call into per-example gradients."""
 
@@ -41,10 +52,11 @@ class Rule(Protocol):
     def factor_sizes(self, module: nn.Module) -> tuple[int, int] | None:
         """Lengths of delta and of the extended a; None if the gradient is no sum of outer products."""
 
-    def factors(
-        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """`P delta_l` as (n, p, positions) and `Q a_l` as (n, positions, q); a vector stands for its diagonal."""
+    def has_bias(self, module: nn.Module) -> bool:
+        """Whether a is extended by a one."""
+
+    def factors(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, sides: Sides) -> tuple[Tensor, Tensor]:
+        """`P delta_l` as (n, p, positions) and `Q a_l` as (n, positions, q)."""
 
 
 class LinearRule:
@@ -66,18 +78,17 @@ class LinearRule:
         module = cast(nn.Linear, module)
         return module.out_features, module.in_features + (module.bias is not None)
 
-    def factors(
-        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        a, delta = _positions(a, n), _positions(delta, n)
-        if cast(nn.Linear, module).bias is None:
-            right = a * Q if Q.ndim == 1 else F.linear(a, Q)
-        elif Q.ndim == 1:
-            right = F.pad(a, (0, 1), value=1.0) * Q
+    def has_bias(self, module: nn.Module) -> bool:
+        return cast(nn.Linear, module).bias is not None
+
+    def factors(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, sides: Sides) -> tuple[Tensor, Tensor]:
+        P, Q, shift = sides
+        if Q.ndim == 1:
+            right = a * Q if shift is None else torch.cat([a * Q, shift.expand(*a.shape[:-1], 1)], dim=-1)
         else:
-            right = F.linear(a, Q[:, :-1], Q[:, -1])
+            right = F.linear(a, Q, shift)
         left = delta * P if P.ndim == 1 else F.linear(delta, P)
-        return left.mT, right
+        return _positions(left, n).mT, _positions(right, n)
 
 
 class ConvRule:
@@ -105,17 +116,18 @@ class ConvRule:
             return None
         return module.out_channels, module.weight[0].numel() + (module.bias is not None)
 
-    def factors(
-        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def has_bias(self, module: nn.Module) -> bool:
+        return cast(_ConvNd, module).bias is not None
+
+    def factors(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, sides: Sides) -> tuple[Tensor, Tensor]:
         module = cast(_ConvNd, module)
-        has_bias = module.bias is not None
+        P, Q, shift = sides
         if Q.ndim == 1:
-            patches = _patches(module, a)
-            patches = (F.pad(patches, (0, 0, 0, 1), value=1.0) if has_bias else patches) * Q[:, None]
+            patches = _patches(module, a) * Q[:, None]
+            if shift is not None:
+                patches = torch.cat([patches, shift.expand(n, 1, patches.shape[2])], dim=1)
         else:
-            filters = (Q[:, :-1] if has_bias else Q).reshape(-1, *module.weight.shape[1:])
-            patches = _convolve(module, a, filters, Q[:, -1] if has_bias else None).flatten(2)
+            patches = _convolve(module, a, Q.reshape(-1, *module.weight.shape[1:]), shift).flatten(2)
         delta = delta.flatten(2)
         return delta * P[:, None] if P.ndim == 1 else P @ delta, patches.mT
 
@@ -138,9 +150,11 @@ class EmbeddingRule:
         rows, columns = cast(nn.Embedding, module).weight.shape
         return columns, rows
 
-    def factors(
-        self, module: nn.Module, a: Tensor, delta: Tensor, n: int, P: Tensor, Q: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def has_bias(self, module: nn.Module) -> bool:
+        return False
+
+    def factors(self, module: nn.Module, a: Tensor, delta: Tensor, n: int, sides: Sides) -> tuple[Tensor, Tensor]:
+        P, Q, _ = sides
         rows, delta = self._lookups(module, a, delta, n)
         right = F.one_hot(rows, len(Q)) * Q if Q.ndim == 1 else Q.T[rows]
         left = delta * P if P.ndim == 1 else F.linear(delta, P)
@@ -170,6 +184,9 @@ class LayerNormRule:
 
     def factor_sizes(self, module: nn.Module) -> None:
         return None
+
+    def has_bias(self, module: nn.Module) -> bool:
+        return False
 
     def factors(self, *_: object) -> tuple[Tensor, Tensor]:
         raise TypeError("a gain's gradient is no sum of outer products")
@@ -228,25 +245,3 @@ def _convolve(module: _ConvNd, a: Tensor, filters: Tensor, bias: Tensor | None) 
     function = F.conv1d if a.ndim == 3 else F.conv2d
     output: Tensor = function(a, filters, bias, module.stride, module.padding, module.dilation)
     return output
-
-
-class Tap(torch.autograd.Function):
-    """Passes a layer's output on unchanged and notes the gradient that comes back.
-
-    The anchor is a tensor that requires a gradient, so that the output does too although no parameter
-    does: backward then computes the gradients at layer outputs and none of the parameters'. The output is
-    marked as changed in place, not returned as a view, so that an in-place activation may follow.
-    """
-
-    @staticmethod
-    def forward(ctx, output, anchor, call):  # type: ignore[no-untyped-def]
-        """Return the output itself."""
-        ctx.call = call
-        ctx.mark_dirty(output)
-        return output
-
-    @staticmethod
-    def backward(ctx, delta):  # type: ignore[no-untyped-def]
-        """Note the gradient and pass it on if anything upstream needs it."""
-        ctx.call.delta = delta
-        return (delta if ctx.needs_input_grad[0] else None), None, None

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from recollect.batch import Inputs, forward, functional_forward, map_inputs
-from recollect.embedding.layers import Call, Tap
+from recollect.embedding.layers import Call
 from recollect.losses import LossFunction, check_losses
 
 
@@ -23,29 +24,51 @@ def listen(
     """One forward and one backward pass that note what flows through the layers; the loss is scaled.
 
     No parameter may require a gradient: backward then computes the gradients at the layers' outputs alone, and
-    nothing at all before the first layer listened to.
+    nothing at all before the first layer listened to. Outputs are remembered by their edges in the graph, which stay
+    right if an activation overwrites them in place.
     """
     calls: list[tuple[str, Call]] = []
+    edges: list[GradientEdge] = []
     anchor = torch.zeros((), device=targets.device, requires_grad=True)
 
     def listener(layer: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], Tensor]:
         def hook(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            call = Call(args[0].detach())
-            calls.append((layer, call))
-            return Tap.apply(output, anchor, call)  # type: ignore[no-any-return, no-untyped-call]
+            if not output.requires_grad:
+                output = _Anchored.apply(output, anchor)  # type: ignore[no-untyped-call]
+            calls.append((layer, Call(args[0].detach())))
+            edges.append(get_gradient_edge(output))
+            return output
 
         return hook
 
     hooks = [model.get_submodule(layer).register_forward_hook(listener(layer)) for layer in layers]
     try:
         with torch.enable_grad():
-            total = losses(forward(model, inputs), targets).sum()
-            if total.requires_grad:
-                torch.autograd.grad(total * scale, anchor, allow_unused=True)
+            each = losses(forward(model, inputs), targets)
+            if each.requires_grad:
+                deltas = torch.autograd.grad(each, edges, torch.full_like(each, scale), allow_unused=True)
+                for (_, call), delta in zip(calls, deltas, strict=True):
+                    call.delta = delta
     finally:
         for hook in hooks:
             hook.remove()
     return calls
+
+
+class _Anchored(torch.autograd.Function):
+    """Makes a tensor require a gradient as if it had been computed from the anchor, without copying it.
+
+    It is marked as changed in place, not returned as a view, so that an in-place activation may follow.
+    """
+
+    @staticmethod
+    def forward(ctx, output, anchor):  # type: ignore[no-untyped-def]
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx, delta):  # type: ignore[no-untyped-def]
+        return None, None
 
 
 def gradients_by_func(

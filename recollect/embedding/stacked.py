@@ -1,0 +1,111 @@
+"""Many draws of a small network in one pass.
+
+The passes of a small network are so short that most of their time goes into starting them. All draws have the same
+layers, so their weights can be stacked and one batched pass made over all of them. That is only done for networks of
+linear layers: a batch of convolutions is slower than one after the other.
+"""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import stack_module_state, vmap
+
+from recollect.batch import Inputs, functional_forward, map_inputs
+from recollect.embedding.layers import Call
+from recollect.embedding.passes import listen
+from recollect.embedding.plan import PROBES, Plan
+from recollect.embedding.projections import Kronecker
+from recollect.losses import LossFunction
+
+LARGEST = 16
+"""How many draws go into one pass at most: what flows through them should fit the cache."""
+
+
+class StackedDraws:
+    """Draws whose passes are made together; the embeddings are those of one at a time, up to rounding."""
+
+    def __init__(
+        self, models: Sequence[nn.Module], projections: Sequence[Kronecker], plan: Plan, losses: LossFunction
+    ) -> None:
+        """No projections are needed to `listen`."""
+        self.models = models
+        self._plan, self._losses = plan, losses
+        parameters, buffers = stack_module_state(list(models))
+        # Only the gradients at the layers' outputs are ever asked for; this lets autograd get that far.
+        self._weights = {name: value.detach().requires_grad_(True) for name, value in parameters.items()} | buffers
+        self._skeleton = copy.deepcopy(models[0]).to("meta")
+        self._projections = Kronecker.stacked(projections) if projections else None
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    @staticmethod
+    def suit(plan: Plan, model: nn.Module) -> bool:
+        """Whether the network is one of linear layers alone, as far as it has parameters."""
+        owners = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+        return not plan.rest and bool(plan.rules) and all(type(module) is nn.Linear for module in owners)
+
+    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
+        """Add the projected gradients of a few examples at all draws to `out` (n, draws * width)."""
+        assert self._projections is not None
+        out = out.view(len(targets), len(self), -1).transpose(0, 1)
+        for layer, call in self.listen(inputs, targets, scale):
+            module = self.models[0].get_submodule(layer)
+            self._projections.add_calls(out, layer, self._plan.rules[layer], module, call)
+
+    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[tuple[str, Call]]:
+        """As `passes.listen`, of all draws at once; what is noted has the draws first."""
+        order: list[str] = []
+
+        def one(weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+            came: list[Tensor] = []
+            went: list[Tensor] = []
+
+            def note(layer: str, args: tuple[Tensor, ...], output: Tensor) -> None:
+                order.append(layer)
+                came.append(args[0])
+                went.append(output)
+
+            hooks = [
+                self._skeleton.get_submodule(layer).register_forward_hook(
+                    lambda _module, args, output, layer=layer: note(layer, args, output)
+                )
+                for layer in self._plan.rules
+            ]
+            try:
+                return self._losses(functional_forward(self._skeleton, weights, inputs), targets), came, went
+            finally:
+                for hook in hooks:
+                    hook.remove()
+
+        with torch.enable_grad():
+            losses, came, went = vmap(one)(self._weights)
+            deltas = torch.autograd.grad(losses, went, torch.full_like(losses, scale), allow_unused=True)
+        return [(order[i], Call(came[i].detach(), deltas[i])) for i in range(len(order))]
+
+    def agrees(self, inputs: Inputs, targets: Tensor) -> bool:
+        """Whether a stacked pass brings out what single ones do, tried on a few real examples.
+
+        Not so where the model does what cannot be batched, or overwrites a layer's output in place.
+        """
+        inputs, targets = map_inputs(lambda t: t[:PROBES], inputs), targets[:PROBES]
+        try:
+            together = self.listen(inputs, targets, 1.0)
+        except RuntimeError:
+            return False
+        for s, model in enumerate(self.models):
+            alone = listen(model, self._plan.rules, inputs, targets, self._losses)
+            if [layer for layer, _ in alone] != [layer for layer, _ in together]:
+                return False
+            for (_, call), (_, stack) in zip(alone, together, strict=True):
+                if (call.delta is None) != (stack.delta is None) or not _close(call.input, stack.input[s]):
+                    return False
+                if call.delta is not None and not _close(call.delta, stack.delta[s]):  # type: ignore[index]
+                    return False
+        return True
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a - b).abs().max() <= 1e-4 * a.abs().max())
