@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 import recollect
+from recollect.tabular.commands import add_commands
 
 # Newer versions of typer carry their own copy of click; the class of usage errors is reached through what they export.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -154,6 +155,9 @@ def datasets() -> None:
         rows, classes = (f"{source.rows:,}", str(source.n_classes)) if source else ("1,797", "10")
         table.add_row(name, rows, classes, where)
     Console().print(table)
+
+
+add_commands(app)
 
 
 def _check_output(path: Path, suffixes: tuple[str, ...]) -> None:

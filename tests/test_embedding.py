@@ -387,7 +387,7 @@ def test_memory_with_factored_last_layer_gradients_matches_the_one_without() -> 
     kept = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", projection=None, inits=2)
     dense = kept.embedding
     assert dense is not None
-    dense.dictionary = lambda x, y, *, progress=False: InMemory(dense.embed(x, y))  # type: ignore[method-assign]
+    dense.dictionary = lambda x, y, *, progress=False: InMemory(dense.embed(x, y))  # type: ignore[method-assign, assignment]
     for memory in (exact, kept):
         for rows in torch.arange(90).split(30):
             memory.update(inputs[rows], targets[rows])

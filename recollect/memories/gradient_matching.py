@@ -47,7 +47,7 @@ class GradientMatching(Memory):
     ) -> None:
         super().__init__(capacity, seed=seed)
         self._embedding_options, self._pursuit_options = split_options(options)
-        self._progress = progress
+        self.progress = progress
         self.embedding: GradientEmbedding | None = None
         if make_model is not None:
             self.embedding = GradientEmbedding(make_model, seed=seed, **self._embedding_options)
@@ -72,7 +72,7 @@ class GradientMatching(Memory):
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embedding = self._checked_embedding()
-        dictionary = embedding.dictionary(arrived.inputs, arrived.targets, progress=self._progress)
+        dictionary = embedding.dictionary(arrived.inputs, arrived.targets, progress=self.progress)
         target = dictionary.sum()
         if len(held):
             target += self._state["target"]  # Alg. 2: g <- g + sum_i g_i
@@ -82,7 +82,7 @@ class GradientMatching(Memory):
             indices, weights, error = torch.arange(len(dictionary)), torch.ones(len(dictionary)), 0.0
         else:
             size = min(self.capacity, len(dictionary))
-            coreset = pursue(dictionary, size, target=target, progress=self._progress, **self._pursuit_options)
+            coreset = pursue(dictionary, size, target=target, progress=self.progress, **self._pursuit_options)
             indices, order = coreset.indices.cpu().sort()
             weights, error = coreset.weights.cpu()[order], coreset.error
         state = {"target": target, "embeddings": dictionary.rows(indices)}

@@ -1,0 +1,25 @@
+"""Tables in files: choosing rows once, and a memory of them in a folder."""
+
+from recollect.tabular.encoding import Encoding, fit_encoding
+from recollect.tabular.memory import MEMORIES, Settings, TableMemory, load_network, parse_bytes
+from recollect.tabular.reading import WRITTEN, find_files, pieces, write_table
+from recollect.tabular.selecting import export_table, select_rows
+from recollect.tabular.store import Store, Update
+
+__all__ = [
+    "MEMORIES",
+    "WRITTEN",
+    "Encoding",
+    "Settings",
+    "Store",
+    "TableMemory",
+    "Update",
+    "export_table",
+    "find_files",
+    "fit_encoding",
+    "load_network",
+    "parse_bytes",
+    "pieces",
+    "select_rows",
+    "write_table",
+]

@@ -1,0 +1,304 @@
+"""A rehearsal memory of table rows: encodes them, lets a memory choose, and keeps the chosen rows as they came."""
+
+import importlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor, nn
+
+from recollect import models
+from recollect.checks import check_count, check_seed
+from recollect.embedding import MakeModel
+from recollect.memories import ClassBalanced, GradientMatching, Memory, Reservoir, SlidingWindow
+from recollect.tabular.encoding import Drift, Encoding, Task, fit_encoding
+from recollect.tabular.reading import pieces
+
+MEMORIES: dict[str, type[Memory]] = {
+    "recollect": GradientMatching,
+    "reservoir": Reservoir,
+    "class-balanced": ClassBalanced,
+    "sliding-window": SlidingWindow,
+}
+ADDED = ("row", "weight")
+"""Columns that are added to what is written."""
+
+MakeNetwork = Callable[[int, int], nn.Module]
+
+_EMBEDDING = 10_000  # numbers per row with the library's settings: S = 10 times d = 1000
+_BASE_BYTES = 700_000_000  # the interpreter with its libraries, and what is being read
+_LEAST_ROWS = 500
+_ROOM = 16  # outputs of the network at least, so that classes may come later
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a memory of table rows is asked to do; fixed when it is made.
+
+    Attributes:
+        target: the column to be predicted.
+        size: how many rows are kept at most.
+        memory: a name of `MEMORIES`.
+        task: "classification" or "regression"; decided by the target's values if None.
+        ignore: columns that are kept but not looked at.
+        classes: for how many classes there is room; twice as many as in the first file by default.
+        model: where the user's own network comes from, as "module:function"; the paper's MLP if None.
+        seed: the same seed and files give the same memory.
+        memory_limit: bytes; rows are taken in as many at a time as fit.
+    """
+
+    target: str
+    size: int
+    memory: str = "recollect"
+    task: Task | None = None
+    ignore: tuple[str, ...] = ()
+    classes: int | None = None
+    model: str | None = None
+    seed: int = 0
+    memory_limit: int = 4 * 10**9
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
+        check_seed(self.seed)
+        if self.memory not in MEMORIES:
+            raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {self.memory!r}")
+        if self.task not in (None, "classification", "regression"):
+            raise ValueError(f"task must be classification or regression, got {self.task!r}")
+        if self.classes is not None and self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes}")
+        self.block_rows  # noqa: B018  # says so if the limit is too low
+
+    @property
+    def block_rows(self) -> int:
+        """How many rows are taken in at a time."""
+        chosen = self.size * _EMBEDDING * 28 + 40 * self.size**2  # what choosing keeps of the chosen
+        per_row = _EMBEDDING * 4.5 + 4096
+        rows = int((self.memory_limit - _BASE_BYTES - chosen) / per_row)
+        if self.memory != "recollect":
+            return max(rows, 10_000)
+        if rows < _LEAST_ROWS:
+            least = (_BASE_BYTES + chosen + _LEAST_ROWS * per_row) / 1e9
+            raise ValueError(
+                f"keeping {self.size} rows needs a memory limit of at least {least + 0.05:.1f}GB, "
+                f"got {self.memory_limit / 1e9:.1f}GB: pass a larger --memory-limit or a smaller --size"
+            )
+        return rows
+
+    def as_data(self) -> dict[str, Any]:
+        return {**asdict(self), "ignore": list(self.ignore)}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> "Settings":
+        try:
+            return cls(**{**data, "ignore": tuple(data["ignore"])})
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"the settings must be those that were saved, got others ({error})") from None
+
+
+@dataclass
+class Taken:
+    """What taking in some rows came to."""
+
+    rows: int = 0
+    seconds: float = 0.0
+    reading_seconds: float = 0.0  # reading and encoding
+    class_counts: dict[str, int] = field(default_factory=dict)
+    drift: Drift = field(default_factory=Drift)
+    error: float | None = None
+
+    def as_data(self) -> dict[str, Any]:
+        speed = self.rows / self.seconds if self.seconds else 0.0
+        return {**asdict(self), "drift": self.drift.sentences(), "rows_per_second": round(speed, 1)}
+
+
+class TableMemory:
+    """The chosen rows, their weights, and all that is needed to go on.
+
+    Args:
+        settings: what is wanted.
+        schema: the columns of the table.
+        encoding: how they become numbers.
+        make_network: builds the user's own network from the numbers of features and outputs.
+        progress: show progress bars in a terminal.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        schema: pa.Schema,
+        encoding: Encoding,
+        make_network: MakeNetwork | None = None,
+        *,
+        progress: bool = False,
+    ) -> None:
+        self.settings, self.schema, self.encoding = settings, schema, encoding
+        for name in ADDED:
+            if name in schema.names:
+                raise ValueError(f"no column may be called {name!r}, as one of this name is added: rename it")
+        if encoding.task == "classification":
+            self.outputs = settings.classes or max(_ROOM, 2 * len(encoding.classes))
+            if len(encoding.classes) < 2 and settings.classes is None:
+                raise ValueError(
+                    f"the target {encoding.target!r} must have at least two classes, got one: "
+                    "say how many there will be with --classes"
+                )
+        else:
+            self.outputs = 1
+        self.progress = progress
+        self.rows = schema.empty_table()
+        self.memory = self._make_memory(make_network)
+
+    @classmethod
+    def for_files(
+        cls,
+        settings: Settings,
+        paths: list[Path],
+        make_network: MakeNetwork | None = None,
+        *,
+        all_known: bool = False,
+        progress: bool = False,
+    ) -> "TableMemory":
+        """An empty memory for tables like these; nothing but these will come if all is known."""
+        schema = next(pieces(paths[0])).schema
+        seen = (conform(piece, schema, path) for path in paths for piece in pieces(path))
+        encoding = fit_encoding(seen, settings.target, task=settings.task, ignore=settings.ignore)
+        if all_known and settings.classes is None and len(encoding.classes) > 1:
+            settings = Settings(**{**settings.as_data(), "classes": len(encoding.classes), "ignore": settings.ignore})
+        return cls(settings, schema, encoding, make_network, progress=progress)
+
+    def _make_memory(self, make_network: MakeNetwork | None) -> Memory:
+        settings, kind = self.settings, MEMORIES[self.settings.memory]
+        if kind is ClassBalanced and self.encoding.task == "regression":
+            raise ValueError("class-balanced needs a target with classes, got a quantity: choose another --memory")
+        if kind is not GradientMatching:
+            return kind(settings.size, seed=settings.seed)
+        make_model = self.make_model(make_network)
+        return GradientMatching(make_model, settings.size, seed=settings.seed, loss=self.loss, progress=self.progress)
+
+    @property
+    def loss(self) -> str:
+        return "cross_entropy" if self.encoding.task == "classification" else "squared_error"
+
+    def make_model(self, make_network: MakeNetwork | None) -> MakeModel:
+        """What the gradients are those of."""
+        return partial(make_network or models.mlp, self.encoding.n_features, self.outputs)
+
+    def take(self, tables: Iterable[pa.Table]) -> Taken:
+        """Take in rows and choose anew. If that fails this object is of no more use; nothing else is touched."""
+        taken = Taken()
+        start = time.perf_counter()
+        for block in _blocks(tables, self.settings.block_rows):
+            features, targets = self._encode(block, taken)
+            taken.reading_seconds = time.perf_counter() - start - taken.seconds
+            before = time.perf_counter()
+            first, ids = self.memory.seen, self.memory.batch.ids if len(self.memory) else torch.empty(0).long()
+            self.memory.update(features, targets)
+            self.rows = _kept_rows(self.rows, ids, block, first, self.memory.batch.ids)
+            taken.rows += block.num_rows
+            taken.seconds += time.perf_counter() - before
+        taken.seconds += taken.reading_seconds
+        taken.error = self.memory.error if isinstance(self.memory, GradientMatching) else None
+        return taken
+
+    def _encode(self, block: pa.Table, taken: Taken) -> tuple[Tensor, Tensor]:
+        features = self.encoding.features(block, taken.drift)
+        targets = self.encoding.targets(block, taken.drift)
+        if self.encoding.task == "classification":
+            if len(self.encoding.classes) > self.outputs:
+                raise ValueError(
+                    f"the memory has room for {self.outputs} classes, got {len(self.encoding.classes)}: "
+                    "start a new one with --classes"
+                )
+            counts = torch.bincount(targets, minlength=len(self.encoding.classes)).tolist()
+            for name, count in zip(self.encoding.classes, counts, strict=True):
+                taken.class_counts[name] = taken.class_counts.get(name, 0) + count
+        return features, targets
+
+    def table(self) -> pa.Table:
+        """The chosen rows as they came, with their places in the stream and their weights."""
+        if not len(self.memory):
+            raise ValueError("there must be rows to write, got none so far: update first")
+        batch = self.memory.batch
+        table = self.rows.append_column("row", pa.array(batch.ids.numpy()))
+        return table.append_column("weight", pa.array(batch.weights.double().numpy()))
+
+
+def conform(piece: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
+    """The rows with the columns of the first file; another schema is refused with the column named."""
+    for name in schema.names:
+        if name not in piece.schema.names:
+            raise ValueError(f"{str(path)!r} must have the column {name!r} of the first file, which is missing")
+    for name in piece.schema.names:
+        if name not in schema.names:
+            raise ValueError(f"{str(path)!r} must have the columns of the first file, got {name!r} besides")
+    columns = []
+    for wanted in schema:
+        column = piece.column(wanted.name)
+        try:
+            columns.append(column if column.type == wanted.type else column.cast(wanted.type))
+        except pa.ArrowException:
+            raise ValueError(
+                f"column {wanted.name!r} of {str(path)!r} must be {wanted.type} as in the first file, got {column.type}"
+            ) from None
+    return pa.table(columns, schema=schema)
+
+
+def load_network(name: str) -> MakeNetwork:
+    """The user's own function, named as "module:function"; it is given the numbers of features and of outputs."""
+    match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", name)
+    if match is None:
+        raise ValueError(f"the model must be given as module:function, got {name!r}")
+    sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(match[1]), match[2], None)
+    except ImportError as error:
+        raise ValueError(f"the model's module must import, got {error}") from None
+    finally:
+        sys.path.remove("")
+    if not callable(found):
+        raise ValueError(f"the model must be a function of the module {match[1]}, got no {match[2]!r} there")
+    return found  # type: ignore[no-any-return]
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes as people write it.
+
+    Example:
+        >>> parse_bytes("1.5GB"), parse_bytes("512 MiB")
+        (1500000000, 536870912)
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"a memory limit must be written like 4GB or 500MiB, got {text!r}")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** ("kmgt".find(match[2]) + 1 if match[2] else 0))
+
+
+def _blocks(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in blocks of a fixed number, whatever the pieces were; the last may be smaller."""
+    waiting: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        waiting.append(table)
+        count += table.num_rows
+        while count >= rows:
+            joined = pa.concat_tables(waiting)
+            yield joined.slice(0, rows)
+            waiting, count = [joined.slice(rows)], count - rows
+    if count:
+        yield pa.concat_tables(waiting)
+
+
+def _kept_rows(rows: pa.Table, ids: Tensor, block: pa.Table, first: int, kept: Tensor) -> pa.Table:
+    """The rows with the kept ids, out of those held before and those of the block."""
+    old, new = kept[kept < first].numpy(), kept[kept >= first].numpy() - first
+    places = np.searchsorted(ids.numpy(), old)
+    # Copied, so that the block they came from can be let go.
+    return pa.concat_tables([rows.take(places), block.take(new)]).combine_chunks()

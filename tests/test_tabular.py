@@ -1,0 +1,502 @@
+"""Tables in files: encoding, choosing, and a store that survives whatever happens to it."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+import torch
+
+from recollect.cli import main
+from recollect.tabular import Settings, Store, find_files, fit_encoding, parse_bytes, pieces, select_rows, write_table
+from recollect.tabular.encoding import Drift
+
+
+def make_table(n: int = 120, seed: int = 0, shift: float = 0.0) -> pa.Table:
+    """Numbers with holes, categories, dates, a code and a target that depends on them."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=n) + shift
+    color = rng.choice(["red", "green", "blue"], size=n)
+    age = [None if hole else float(v) for v, hole in zip(rng.integers(18, 90, n), rng.random(n) < 0.1, strict=True)]
+    day = np.datetime64("2024-01-01") + rng.integers(0, 365, n)
+    label = ["yes" if value + (c == "red") > 0.3 else "no" for value, c in zip(x, color, strict=True)]
+    return pa.table(
+        {
+            "x": x,
+            "color": color,
+            "age": age,
+            "day": pa.array(day),
+            "code": [f"0{i % 7}" for i in range(n)],
+            "bought": label,
+        }
+    )
+
+
+def save(table: pa.Table, path: Path) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **{name: table.column(name).to_numpy() for name in table.schema.names})
+    else:
+        with path.open("wb") as file:
+            write_table(table, path, file)
+    return path
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    return int(stop.value.code or 0)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# Reading and encoding
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".ndjson", ".arrow"])
+def test_every_format_is_encoded_alike(tmp_path: Path, suffix: str) -> None:
+    table = make_table()
+    expected = fit_encoding([table], "bought")
+    path = save(table, tmp_path / f"rows{suffix}")
+    found = fit_encoding(pieces(path), "bought")
+    read = pa.concat_tables(pieces(path))
+    kinds = {column.name: column.kind for column in found.columns}
+    assert kinds == {"x": "number", "color": "category", "age": "number", "day": "date", "code": "category"}
+    assert found.classes == ["no", "yes"]
+    torch.testing.assert_close(found.features(read, Drift()), expected.features(table, Drift()), rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.targets(read, Drift()), expected.targets(table, Drift()))
+
+
+def test_features_are_what_they_say(tmp_path: Path) -> None:
+    """Against the plainest possible encoding, written out by hand."""
+    table = pa.table({"a": [1.0, 2.0, None, 3.0], "c": ["u", "v", "u", None], "y": [0, 1, 0, 1]})
+    encoding = fit_encoding([table.slice(0, 1), table.slice(1)], "y")  # pieces do not matter
+    scale = np.std([1.0, 2.0, 3.0])
+    expected = [[-1 / scale, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 1, 1, 0, 0], [1 / scale, 0, 0, 0, 0]]
+    torch.testing.assert_close(encoding.features(table, Drift()), torch.tensor(expected, dtype=torch.float32))
+
+
+def test_new_categories_and_ranges_are_handled_and_told() -> None:
+    encoding = fit_encoding([make_table()], "bought")
+    drift = Drift()
+    later = make_table(shift=50.0).set_column(1, "color", pa.array(["mauve"] * 120))
+    features = encoding.features(later, drift)
+    assert torch.isfinite(features).all() and features.abs().max() < 10
+    assert drift.new_categories == {"color": ["mauve"]}
+    assert drift.outside["x"] > 0.9
+    assert "mauve" in " ".join(drift.sentences()) and "x (100.0%)" in " ".join(drift.sentences())
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        ([0, 1, 2] * 40, "classification"),
+        ([True, False] * 60, "classification"),
+        (["a", "b"] * 60, "classification"),
+        ([i / 7 for i in range(120)], "regression"),
+        (list(range(120)), "regression"),
+    ],
+)
+def test_the_task_is_inferred_from_the_target(values: list[Any], task: str) -> None:
+    table = make_table().set_column(5, "bought", pa.array(values))
+    assert fit_encoding([table], "bought").task == task
+    assert fit_encoding([table], "bought", task="classification").task == "classification"
+
+
+def test_a_code_with_leading_zeros_stays_as_it_is(tmp_path: Path) -> None:
+    path = save(make_table(), tmp_path / "rows.csv")
+    assert run("select", path, "--target", "bought", "--size", 20, "-o", tmp_path / "out.csv", "--quiet") == 0
+    with path.open(newline="") as file:
+        original = list(csv.DictReader(file))
+    with (tmp_path / "out.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            assert float(row.pop("weight")) >= 0
+            assert original[int(row.pop("row"))] == row
+
+
+# Selecting
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".ndjson", ".arrow"])
+def test_selected_rows_are_unchanged_and_weighted(tmp_path: Path, suffix: str) -> None:
+    tables = [make_table(seed=0), make_table(70, seed=1)]
+    for i, table in enumerate(tables):
+        save(table, tmp_path / f"part{i}.parquet")
+    output = tmp_path / f"out{suffix}"
+    assert run("select", tmp_path / "part*.parquet", "--target", "bought", "--size", 25, "-o", output, "--quiet") == 0
+    chosen = pa.concat_tables(pieces(output))
+    assert 0 < chosen.num_rows <= 25
+    if suffix in (".parquet", ".arrow"):
+        rows = chosen.column("row").to_pylist()
+        assert chosen.drop_columns(["row", "weight"]).equals(pa.concat_tables(tables).take(rows))
+        assert 100 < sum(chosen.column("weight").to_pylist()) < 260
+
+
+def test_regression_and_arrays_work(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 3))
+    np.savez(tmp_path / "rows.npz", x=x, y=x @ [1.0, 2.0, 3.0])
+    output = tmp_path / "out.parquet"
+    assert run("select", tmp_path / "rows.npz", "--target", "y", "--size", 30, "-o", output, "--quiet") == 0
+    assert pyarrow.parquet.read_table(output).schema.names == ["x_0", "x_1", "x_2", "y", "row", "weight"]
+
+
+def test_the_same_rows_are_chosen_whatever_the_format(tmp_path: Path) -> None:
+    chosen = []
+    for suffix in (".parquet", ".csv", ".arrow"):
+        path = save(make_table(), tmp_path / f"rows{suffix}")
+        held, _ = select_rows(Settings("bought", 15, seed=3), [path])
+        chosen.append(held.memory.batch.ids)
+    assert torch.equal(chosen[0], chosen[1]) and torch.equal(chosen[0], chosen[2])
+
+
+def test_json_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(make_table(), tmp_path / "rows.parquet")
+    run("select", path, "--target", "bought", "--size", 9, "-o", tmp_path / "o.csv", "--json")
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["rows"] == 120 and answer["kept"] <= 9 and answer["task"] == "classification"
+    run("init", tmp_path / "s", "--target", "bought", "--size", 9, "--json")
+    run("update", tmp_path / "s", path, "--json")
+    run("inspect", tmp_path / "s", "--json")
+    made, updated, inspected = map(json.loads, capsys.readouterr().out.splitlines())
+    assert made["size"] == 9 and updated[0]["taken"] and inspected["seen"] == 120
+
+
+def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (tmp_path / "my_networks.py").write_text(
+        "from torch import nn\n\ndef small(features, outputs):\n    return nn.Linear(features, outputs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    path = save(make_table(), tmp_path / "rows.parquet")
+    own = ("--model", "my_networks:small")
+    assert run("init", "s", "--target", "bought", "--size", 10, *own) == 0
+    assert run("update", "s", path) == 2
+    assert "pass it again" in capsys.readouterr().err
+    assert run("update", "s", path, *own) == 0
+    assert run("export", "s", "-o", "m.parquet") == 0  # reading executes nothing of the user's
+    for bad in ("my_networks", "nowhere:small", "my_networks:big", "os:sep"):
+        assert run("init", "other", "--target", "bought", "--size", 10, "--model", bad) == 2
+        assert not Path("other").exists()
+
+
+# The store
+
+
+def make_store(folder: Path, **settings: Any) -> Store:
+    return Store.create(folder, Settings(**{"target": "bought", "size": 20, **settings}))
+
+
+@pytest.mark.parametrize("memory", ["recollect", "reservoir", "class-balanced", "sliding-window"])
+def test_a_store_takes_files_and_exports_rows_as_they_came(tmp_path: Path, memory: str) -> None:
+    tables = [make_table(seed=i, shift=i) for i in range(3)]
+    store = make_store(tmp_path / "s", memory=memory)
+    for i, table in enumerate(tables):
+        [done] = store.update([save(table, tmp_path / f"{i}.parquet")])
+        assert done.seen == 120 * (i + 1)
+    held = Store(tmp_path / "s").load()
+    everything = pa.concat_tables(tables)
+    assert held.rows.equals(everything.take(held.memory.batch.ids.numpy()))
+    assert held.table().num_rows <= 20
+
+
+def test_a_file_is_not_counted_twice_unless_forced(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s")
+    path = save(make_table(), tmp_path / "monday.parquet")
+    copy = save(make_table(), tmp_path / "copy of monday.parquet")
+    assert store.update([path])[0].taken is not None
+    before = files_of(tmp_path / "s")
+    assert store.update([path, copy])[1].taken is None
+    assert files_of(tmp_path / "s") == before
+    assert store.update([path], force=True)[0].seen == 240
+
+
+def test_updates_in_pieces_or_at_once_give_the_same_store(tmp_path: Path) -> None:
+    paths = [save(make_table(seed=i), tmp_path / f"{i}.parquet") for i in range(3)]
+    one, many = make_store(tmp_path / "one"), make_store(tmp_path / "many")
+    one.update(paths)
+    for path in paths:
+        Store(tmp_path / "many").update([path])
+    assert one.load().table().equals(many.load().table())
+
+
+def test_new_classes_find_room_until_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = make_table()
+    store = make_store(tmp_path / "s", classes=3)
+    store.update([save(table, tmp_path / "a.parquet")])
+    maybe = table.set_column(5, "bought", pa.array(["maybe"] * 120))
+    [done] = store.update([save(maybe, tmp_path / "b.parquet")])
+    assert done.taken is not None and done.taken.drift.new_classes == ["maybe"]
+    before = files_of(tmp_path / "s")
+    never = save(table.set_column(5, "bought", pa.array(["never"] * 120)), tmp_path / "c.parquet")
+    assert run("update", tmp_path / "s", never) == 2
+    assert "room for 3 classes, got 4" in capsys.readouterr().err
+    assert files_of(tmp_path / "s") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop_columns(["color"]), "'color'"),
+        (lambda t: t.append_column("extra", pa.array([1] * 120)), "'extra'"),
+        (lambda t: t.set_column(0, "x", pa.array(["word"] * 120)), "'x'"),
+        (lambda t: t.set_column(5, "bought", pa.array([None] * 120, pa.string())), "'bought'"),
+    ],
+)
+def test_another_schema_is_refused_with_the_column_named(
+    tmp_path: Path, change: Any, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store(tmp_path / "s")
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    before = files_of(tmp_path / "s")
+    assert run("update", tmp_path / "s", save(change(make_table(seed=1)), tmp_path / "b.parquet")) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert files_of(tmp_path / "s") == before
+
+
+def test_a_second_update_waits_or_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_store(tmp_path / "s")
+    path = save(make_table(), tmp_path / "a.parquet")
+    with store._locked(True, print):
+        assert run("update", tmp_path / "s", path, "--no-wait") == 2
+        assert "one is running" in capsys.readouterr().err
+    assert run("update", tmp_path / "s", path, "--no-wait") == 0
+
+
+def test_damaged_stores_are_refused_and_nothing_leads_out_of_the_folder(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s")
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    generation = store._current()
+    assert generation is not None
+    outside = tmp_path / "generation-000009"
+    outside.mkdir()
+    for name, content, message in [
+        ("current.json", b'{"generation": "../generation-000009"}', "must name a generation"),
+        ("current.json", b"{", "damaged"),
+        (f"{generation.name}/rows.arrow", b"ARROW1", "content it was saved with"),
+        (f"{generation.name}/state.json", b"[]", "damaged"),
+        (f"{generation.name}/state.json", b'{"files": [], "encoding": {}, "rows_hash": ""}', "must"),
+        ("store.json", b'{"format": "recollect store", "version": 99}', "version"),
+        ("store.json", b'{"format": "recollect store", "version": 1, "settings": {"target": 1}}', "settings"),
+    ]:
+        path = tmp_path / "s" / name
+        good = path.read_bytes()
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            Store(tmp_path / "s").load()
+        path.write_bytes(good)
+    assert Store(tmp_path / "s").load().memory.seen == 120
+
+
+def test_inspect_tells_by_class_and_by_file_and_escapes_names(tmp_path: Path, capsys: Any) -> None:
+    evil = '<img src=x onerror="alert(1)">'
+    table = make_table().set_column(5, "bought", pa.array([evil, "[bold]no"] * 60))
+    make_store(tmp_path / "s").update([save(table, tmp_path / "<b>monday$.parquet")])
+    assert run("inspect", tmp_path / "s", "--html", tmp_path / "page.html") == 0
+    told = capsys.readouterr().out
+    assert "[bold]no" in told and "120" in told
+    page = (tmp_path / "page.html").read_text()
+    assert evil not in page and "&lt;img" in page and "<b>monday" not in page
+    assert "http" not in page.replace("data:image", "")
+
+
+def test_an_empty_store_can_be_inspected_and_says_what_to_do(tmp_path: Path, capsys: Any) -> None:
+    make_store(tmp_path / "s")
+    assert run("inspect", tmp_path / "s", "--html", tmp_path / "page.html") == 0
+    assert run("export", tmp_path / "s", "-o", tmp_path / "m.csv") == 2
+    assert "recollect update" in capsys.readouterr().err
+    assert run("init", tmp_path / "s", "--target", "bought", "--size", 5) == 2
+
+
+def test_limits_are_read_as_people_write_them() -> None:
+    assert parse_bytes("1.5GB") == 1_500_000_000 and parse_bytes("2 GiB") == 2**31 and parse_bytes("10") == 10
+    for bad in ("", "much", "1XB", "-1GB"):
+        with pytest.raises(ValueError, match="memory limit"):
+            parse_bytes(bad)
+    with pytest.raises(ValueError, match="needs a memory limit of at least"):
+        Settings("y", 1000, memory_limit=10**9)
+
+
+# Whatever people feed it
+
+
+def broken_files(folder: Path) -> dict[str, Path]:
+    """Files that cannot be taken in, by what is wrong with them."""
+    good = make_table()
+
+    def written(name: str, content: bytes) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    parquet = save(good, folder / "good.parquet").read_bytes()
+    arrow = save(good, folder / "good.arrow").read_bytes()
+    whole = {
+        "all null": good.set_column(0, "x", pa.nulls(120)).select(["x", "bought"]),
+        "one class": good.set_column(5, "bought", pa.array(["yes"] * 120)),
+        "10,000 classes": pa.table({"x": range(10_000), "bought": [f"c{i}" for i in range(10_000)]}),
+        "text": good.set_column(1, "color", pa.array([f"a long story, number {i}" for i in range(120)])),
+        "lists": good.set_column(0, "x", pa.array([[1.0]] * 120)),
+        "no rows": good.slice(0, 0),
+        "no target": good.drop_columns(["bought"]),
+        "target with holes": good.set_column(5, "bought", pa.array(["a", None, "b"] * 40)),
+        "constant": pa.table({"x": [1.0] * 120, "bought": ["yes", "no"] * 60}),
+        "a weight": good.append_column("weight", pa.array([1.0] * 120)),
+    }
+    return {
+        **{why: save(table, folder / f"{why}.parquet") for why, table in whole.items()},
+        "truncated parquet": written("t.parquet", parquet[: len(parquet) // 2]),
+        "truncated arrow": written("t.arrow", arrow[: len(arrow) // 2]),
+        "not parquet": written("n.parquet", b"PAR1 it says"),
+        "empty csv": written("e.csv", b""),
+        "empty parquet": written("e.parquet", b""),
+        "header alone": written("h.csv", b"x,bought\n"),
+        "ragged csv": written("r.csv", b"x,bought\n1,a\n2,b,c\n3\n"),
+        "another encoding": written("l.csv", "x,bought\n1,caf\u00e9\n2,b\n".encode("latin-1")),
+        "utf-16": written("u.csv", "x,bought\n1,a\n2,b\n".encode("utf-16")),
+        "zeros": written("z.csv", b"\0" * 500),
+        "same name twice": written("d.csv", b"x,x,bought\n1,2,a\n2,3,b\n"),
+        "broken ndjson": written("b.ndjson", b'{"x": 1, "bought": "a"}\n{"x": \n'),
+        "mixed ndjson": written("m.ndjson", b'{"x": 1, "bought": "a"}\n{"x": "word", "bought": "b"}\n'),
+        "not npz": written("p.npz", b"PK\x03\x04 not really"),
+        "unknown ending": written("rows.xlsx", b"PK"),
+        "a pickle": _pickled(folder / "o.npz"),
+    }
+
+
+def _pickled(path: Path) -> Path:
+    np.savez(path, x=np.array([{"a": 1}, None], dtype=object), bought=np.array([0, 1]))
+    return path
+
+
+def test_broken_files_get_exit_code_2_and_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "files").mkdir()
+    store = tmp_path / "s"
+    make_store(store)
+    for why, path in broken_files(tmp_path / "files").items():
+        for arguments in (
+            ("select", path, "--target", "bought", "--size", 5, "-o", tmp_path / "out.parquet"),
+            ("update", store, path),
+        ):
+            assert run(*arguments) == 2, why
+            error = capsys.readouterr().err
+            assert error.startswith("recollect: ") and error.count("\n") == 1 and len(error) < 700, (why, error)
+            assert "Traceback" not in error
+    assert not (tmp_path / "out.parquet").exists()
+    assert sorted(p.name for p in store.iterdir()) == ["lock", "store.json"]
+
+
+def test_strange_names_are_fine(tmp_path: Path) -> None:
+    names = ['a "quoted" name', "new\nline", "<script>alert(1)</script>", "comma, and ; more", "ünïcode"]
+    rng = np.random.default_rng(0)
+    table = pa.table({name: rng.normal(size=60) for name in names} | {"the target's\nname": [0, 1] * 30})
+    for suffix in (".parquet", ".csv", ".ndjson"):
+        path = save(table, tmp_path / f"rows{suffix}")
+        output = tmp_path / f"out{suffix}"
+        assert run("select", path, "--target", "the target's\nname", "--size", 9, "-o", output, "--quiet") == 0
+        assert next(pieces(output)).schema.names == [*table.schema.names, "row", "weight"]
+
+
+def test_wrong_options_are_refused_before_any_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(make_table(), tmp_path / "rows.parquet")
+    base = ("--target", "bought", "--size", "5", "-o", tmp_path / "out.csv")
+    for arguments in [
+        (path, "--target", "bought", "--size", "0", "-o", tmp_path / "out.csv"),
+        (path, "--target", "bought", "--size", "5", "-o", tmp_path / "out.xlsx"),
+        (path, "--target", "bought", "--size", "5", "-o", tmp_path / "no" / "out.csv"),
+        (path, "--target", "bought", "--size", "5", "-o", path),
+        (path, "--target", "sold", "--size", "5", "-o", tmp_path / "out.csv"),
+        (tmp_path / "nothing*.csv", *base),
+        (tmp_path, *base),
+        (path, *base, "--memory", "brain"),
+        (path, *base, "--task", "guessing"),
+        (path, *base, "--ignore", "nothing"),
+        (path, *base, "--ignore", "bought"),
+        (path, *base, "--memory-limit", "lots"),
+        (path, *base, "--memory-limit", "1MB"),
+    ]:
+        assert run("select", *arguments) == 2, arguments
+        error = capsys.readouterr().err
+        assert error.startswith("recollect: ") and error.count("\n") == 1, error
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_globs_name_each_file_once(tmp_path: Path) -> None:
+    for name in ("b.csv", "a.csv", "c.parquet"):
+        (tmp_path / name).touch()
+    found = find_files([str(tmp_path / "b.csv"), str(tmp_path / "*.csv"), str(tmp_path / "c.*")])
+    assert [path.name for path in found] == ["b.csv", "a.csv", "c.parquet"]
+
+
+# Kills
+
+KILLED = """
+import os, sys
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from recollect.tabular import Store
+folder, *paths = map(Path, sys.argv[1:])
+print("ready", flush=True)
+for line in sys.stdin:  # each line asks for one child that updates
+    child = os.fork()
+    if child == 0:
+        Store(folder).update(paths)
+        os._exit(0)
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("gone", flush=True)
+"""
+
+
+def survive_kills(folder: Path, kills: int) -> None:
+    """Kill updates at random moments; afterwards the store opens every time and ends as if nothing had happened."""
+    paths = [save(make_table(300, seed=i, shift=i / 2), folder / f"{i}.parquet") for i in range(6)]
+    calm = make_store(folder / "calm", size=30)
+    start = time.monotonic()
+    calm.update(paths)
+    whole = time.monotonic() - start
+    make_store(folder / "s", size=30)
+    command = [sys.executable, "-c", KILLED, str(folder / "s"), *map(str, paths)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    moments = random.Random(0)
+    seen = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
+    ) as driver:
+        assert driver.stdin is not None and driver.stdout is not None
+        assert driver.stdout.readline() == "ready\n"
+        for _ in range(kills):
+            driver.stdin.write("\n")
+            child = int(driver.stdout.readline())
+            time.sleep(moments.uniform(0.0, 1.3 * whole / 6))
+            os.kill(child, signal.SIGKILL)
+            assert driver.stdout.readline() == "gone\n"
+            if Store(folder / "s").state() is not None:
+                held = Store(folder / "s").load()
+                assert held.memory.seen >= seen  # nothing that was taken is lost
+                seen = held.memory.seen
+    Store(folder / "s").update(paths, wait=False)  # and no lock was left behind
+    assert Store(folder / "s").load().table().equals(calm.load().table())
+    saved = [files_of(current / "memory") for s in ("s", "calm") if (current := Store(folder / s)._current())]
+    assert saved[0] == saved[1]
+
+
+def test_an_update_can_be_killed_at_any_moment(tmp_path: Path) -> None:
+    survive_kills(tmp_path, 10)
+
+
+@pytest.mark.slow
+def test_an_update_can_be_killed_a_hundred_times(tmp_path: Path) -> None:
+    survive_kills(tmp_path, 100)
