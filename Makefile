@@ -21,7 +21,7 @@ format: .venv/installed
 	$(BIN)/ruff format .
 
 bench: .venv/installed .venv/peers
-	@for name in matching settings batchnorm pursuit embedding training; do \
+	@for name in matching settings batchnorm pursuit embedding training store; do \
 		echo "== benchmarks/$$name.py"; $(BIN)/python benchmarks/$$name.py || exit 1; \
 	done
 

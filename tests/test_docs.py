@@ -1,19 +1,25 @@
 """The code in the README and the documentation runs."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from recollect.cli import main
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+TUTORIAL = ROOT / "docs" / "tables.md"
 
 
 def python_blocks(page: Path) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(python_blocks(page), str(page), "exec"), {"__name__": "__main__"})
@@ -23,3 +29,29 @@ def test_the_code_of_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monke
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_tutorial_can_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code and commands in the order in which they stand, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    commands = 0
+    for kind, block in re.findall(
+        r"^```(python|console)\n(.*?)^```", TUTORIAL.read_text(), flags=re.MULTILINE | re.DOTALL
+    ):
+        if kind == "python":
+            exec(compile(block, str(TUTORIAL), "exec"), names)
+            continue
+        for line in block.splitlines():
+            program, *arguments = shlex.split(line)
+            assert program == "recollect"
+            with pytest.raises(SystemExit) as stop:
+                main(arguments)
+            assert not stop.value.code, capsys.readouterr().err
+            commands += 1
+    told = capsys.readouterr().out
+    assert commands == 8 and "not counted again" in told
+    assert float(told.splitlines()[-2 if "coreset.parquet" in told.splitlines()[-1] else -3]) > 0.85
+    assert (tmp_path / "cancer.html").exists() and (tmp_path / "coreset.parquet").exists()

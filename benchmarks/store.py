@@ -1,0 +1,136 @@
+"""A memory in a folder, from the command line's own parts, on Covertype as ten daily files sorted by elevation.
+
+`covertype`: models trained on the 1000 exported rows with their weights, against a reservoir of the same size, and how
+fast files are taken in. `limits`: peak memory of `recollect select` on a file, and on one ten times as large.
+
+`python benchmarks/store.py [covertype] [limits]`; both by default.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import torch
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from table import print_table
+
+import recollect as rc
+from recollect.batch import Batch
+from recollect.embedding import draw_model
+from recollect.learners.training import Training, train
+from recollect.tabular import Settings, Store
+
+SIZE, SEEDS = 1000, 3
+
+
+def as_table(inputs: torch.Tensor, targets: torch.Tensor) -> pa.Table:
+    columns = {f"feature {i}": inputs[:, i].numpy() for i in range(inputs.shape[1])}
+    return pa.table({**columns, "cover": targets.numpy()})
+
+
+def daily_files(folder: Path, dataset: rc.datasets.Dataset) -> list[Path]:
+    stream = rc.streams.sorted_by_feature(dataset)  # by elevation
+    paths = []
+    for day, batch in enumerate(stream.batches):
+        paths.append(folder / f"day{day}.parquet")
+        pyarrow.parquet.write_table(as_table(batch.inputs, batch.targets), paths[-1])
+    return paths
+
+
+def accuracies(table: pa.Table, dataset: rc.datasets.Dataset, seed: int) -> dict[str, float]:
+    """Of three kinds of models trained on the rows with their weights."""
+    names = [name for name in table.schema.names if name.startswith("feature")]
+    x = np.stack([table.column(name).to_numpy() for name in names], 1)
+    y, weights = table.column("cover").to_numpy(), table.column("weight").to_numpy()
+    test_x, test_y = dataset.test.inputs.numpy(), dataset.test.targets.numpy()
+    model = draw_model(partial(rc.models.mlp, len(names), dataset.n_classes), seed)
+    batch = Batch(torch.tensor(x), torch.tensor(y), torch.tensor(weights, dtype=torch.float32), torch.arange(len(y)))
+    train(model, batch, Training(), torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        predicted = model(dataset.test.inputs).argmax(1).numpy()
+    found = {"MLP": 100 * float((predicted == test_y).mean())}
+    trees = HistGradientBoostingClassifier(random_state=seed)
+    lines = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
+    found["HistGradientBoostingClassifier"] = 100 * trees.fit(x, y, sample_weight=weights).score(test_x, test_y)
+    lines.fit(x, y, logisticregression__sample_weight=weights)
+    found["LogisticRegression"] = 100 * lines.score(test_x, test_y)
+    return found
+
+
+def covertype() -> None:
+    dataset = rc.datasets.load("covertype")
+    results: dict[str, dict[str, list[float]]] = {}
+    speeds: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        paths = daily_files(Path(folder), dataset)
+        for memory in ("recollect", "reservoir"):
+            for seed in range(SEEDS):
+                settings = Settings("cover", SIZE, memory=memory, seed=seed)
+                store = Store.create(Path(folder, f"{memory}{seed}"), settings)
+                taken = [done.taken for done in store.update(paths, progress=True) if done.taken is not None]
+                rows, seconds = sum(t.rows for t in taken), sum(t.seconds for t in taken)
+                reading = sum(t.reading_seconds for t in taken)
+                speeds.append([f"{memory}, seed {seed}", rows, rows / seconds, f"{reading / seconds:.1%}"])
+                table = store.load().table()
+                for model, accuracy in accuracies(table, dataset, seed).items():
+                    results.setdefault(model, {}).setdefault(memory, []).append(accuracy)
+                # What the same rows are worth without their weights.
+                if memory == "recollect":
+                    plain = table.set_column(
+                        table.schema.get_field_index("weight"), "weight", pa.array(np.ones(len(table)))
+                    )
+                    for model, accuracy in accuracies(plain, dataset, seed).items():
+                        results[model].setdefault("recollect, weights left out", []).append(accuracy)
+    rows_: list[list[object]] = []
+    for model, by_memory in results.items():
+        for memory in ("recollect", "recollect, weights left out", "reservoir"):
+            values = by_memory[memory]
+            gain = mean(values) - mean(by_memory["reservoir"])
+            rows_.append([model, memory, f"{mean(values):.2f} ± {stdev(values):.2f}", f"{gain:+.2f}"])
+    header = ["model", "memory", "test accuracy [%]", "less reservoir"]
+    print_table(f"Covertype in ten daily files sorted by elevation, {SIZE} rows kept, {SEEDS} seeds", header, rows_)
+    print_table("How fast", ["", "rows", "rows per second", "reading and encoding"], speeds)
+
+
+def limits() -> None:
+    """The real command in its own process, with its peak as the kernel counted it."""
+    train_part = rc.datasets.load("covertype").train
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for count in (40_000, 400_000):
+            path = Path(folder, f"{count}.parquet")
+            order = torch.randperm(len(train_part.targets), generator=torch.Generator().manual_seed(0))[:count]
+            pyarrow.parquet.write_table(as_table(train_part.inputs[order], train_part.targets[order]), path)
+            for limit in ("1.5GB", "3GB"):
+                command = [sys.executable, "-c", _PEAK, "select", str(path), "--target", "cover", "--size", "500"]
+                command += ["-o", f"{folder}/out.parquet", "--memory-limit", limit, "--json"]
+                done = subprocess.run(command, capture_output=True, text=True, check=True)
+                answer, peak = json.loads(done.stdout), int(re.findall(r"peak (\d+)", done.stderr)[0])
+                rows.append([f"{count:,}", limit, f"{peak * 1024 / 1e9:.2f} GB", answer["rows_per_second"]])
+    print_table("Peak memory of `recollect select`", ["rows", "limit", "peak", "rows per second"], rows)
+
+
+_PEAK = """
+import resource, sys
+from recollect.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)
+"""
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or ["covertype", "limits"]:
+        globals()[name]()
