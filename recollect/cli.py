@@ -125,18 +125,21 @@ def reproduce(
 @app.command()
 def report(
     results: Annotated[Path, typer.Option(help="Results of `reproduce` or `run`.")] = Path("results/paper.jsonl"),
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the page.")] = Path("recollect.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to save the page: html or md.")] = Path(
+        "recollect.html"
+    ),
 ) -> None:
-    """Write one self-contained page about results, beside the paper's."""
+    """Write results beside the paper's: one self-contained page, or Markdown with figures in images/ beside it."""
     from recollect.experiments import open_store
     from recollect.files import write_atomically
-    from recollect.report import build_page
+    from recollect.report import build_page, write_document
 
-    _check_output(output, (".html",))
+    _check_output(output, (".html", ".md"))
     found = open_store(results).read()
     if not found:
         raise ValueError(f"there must be results in {str(results)!r}, got none: run `recollect reproduce` first")
-    write_atomically(output, build_page(found).encode())
+    text = write_document(found, output) if output.suffix.lower() == ".md" else build_page(found)
+    write_atomically(output, text.encode())
     Console().print(f"The page: {output}", soft_wrap=True)
 
 

@@ -1,4 +1,10 @@
 import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -227,3 +233,29 @@ def test_a_dry_run_runs_nothing(
     with pytest.raises(SystemExit):
         main(["reproduce", "table-7"])
     assert "the target must be one of table-gdumb" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_reproducing_survives_being_killed_at_ten_random_moments(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "recollect", "reproduce", "table-gdumb", "--dataset", "digits", "--seeds", "3"]
+    for memory in ("recollect", "gmc-local", "reservoir", "gss"):
+        command += ["--memory", memory]
+    command += ["--size", "20", "--size", "40"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    start = time.monotonic()
+    subprocess.run([*command, "--results", tmp_path / "calm.jsonl"], check=True, env=environment, capture_output=True)
+    whole = time.monotonic() - start
+    moments = random.Random(0)
+    killed = 0
+    for _ in range(10):
+        with subprocess.Popen(
+            [*command, "--results", tmp_path / "killed.jsonl"], env=environment, stdout=subprocess.DEVNULL
+        ) as running:
+            time.sleep(moments.uniform(0, whole / 2))
+            killed += running.poll() is None
+            running.send_signal(signal.SIGKILL)
+    assert killed >= 5  # or the moments were chosen badly
+    subprocess.run([*command, "--results", tmp_path / "killed.jsonl"], check=True, env=environment, capture_output=True)
+    calm, after = (timeless(open_store(tmp_path / f"{name}.jsonl")) for name in ("calm", "killed"))
+    assert len(calm) == 24
+    assert calm == after

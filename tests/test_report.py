@@ -10,7 +10,7 @@ import pytest
 
 import recollect as rc
 from recollect.cli import main
-from recollect.report import build_page
+from recollect.report import build_page, write_document
 from tests.test_tables import result
 
 HOSTILE = '</script><script>window.hacked = true</script><img src=x onerror="window.hacked = true">'
@@ -77,6 +77,20 @@ def test_the_command_writes_the_page_or_says_what_is_missing(
         main(["report", "--results", "some.jsonl", "--output", "page.html"])
     assert caught.value.code == 0
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_document_shows_tables_verdicts_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECOLLECT_DATA", str(tmp_path))
+    plain = [r for r in RESULTS if HOSTILE not in (r["memory"], *r["options"])]
+    varied = [result(dataset="fashion-mnist", memory="gmc", size=1000, options={"inits": s}) for s in (1, 10)]
+    text = write_document([*plain, *varied], tmp_path / "reproduction.md")
+    assert "[66.07 ± 0.22]" in text
+    assert "| GDumb | GMC | 4 | 0 | 0 |" in text
+    assert "GDumb, LDPA: 39 of 39 cells" in text or "GDumb, LDPA: 40 of 40 cells" in text
+    for name in ("accuracy-gdumb", "accuracy-er", "sensitivity"):
+        assert f"(images/reproduction/{name}.png)" in text
+        for suffix in (".png", ".svg"):
+            assert (tmp_path / "images" / "reproduction" / f"{name}{suffix}").stat().st_size > 1000
 
 
 @pytest.fixture(scope="module")

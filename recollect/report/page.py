@@ -44,8 +44,8 @@ def build_page(results: Results, load: LoadDataset | None = None) -> str:
         curves=_as_script(_curves(results)),
         galleries=_galleries(results, load),
         frequencies=_frequencies(load),
-        costs=_cost_table(results),
-        others=_other_settings(results),
+        costs=cost_table(results),
+        others=other_settings(results),
         versions=sorted({json.dumps(r.get("versions", {}), sort_keys=True) for r in results}),
         hours=sum(float(r.get("seconds", 0)) for r in results) / 3600,
     )
@@ -146,7 +146,7 @@ def _data_address(figure: Figure, dpi: int) -> str:
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def _cost_table(results: Results) -> Table:
+def cost_table(results: Results) -> Table:
     """What choosing costs and how well it matches, by memory and data set: means over seeds, at each size."""
     groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for r in results:
@@ -169,7 +169,7 @@ def _cost_table(results: Results) -> Table:
     return Table("What it costs, and how well the kept match", header, tuple(rows))
 
 
-def _other_settings(results: Results) -> list[str]:
+def other_settings(results: Results) -> list[str]:
     """Runs that are not in the tables, because they were made with other settings: which, and how many."""
     counts: dict[str, int] = {}
     for r in results:

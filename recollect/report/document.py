@@ -1,0 +1,112 @@
+"""Results to a Markdown page with figures beside it: docs/reproduction.md is made by this."""
+
+from collections import Counter
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from recollect import datasets
+from recollect.experiments import figures
+from recollect.experiments.tables import NAMES, Results, accuracy_table, difference_table
+from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, paper_results
+from recollect.report.page import cost_table, other_settings
+
+
+def write_document(results: Results, path: Path) -> str:
+    """The page as text; its figures are saved as PNG and SVG in the folder images/<name of the page> beside it."""
+    template = resources.files("recollect.report").joinpath("document.md.j2").read_text()
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # Markdown: not escaped
+    folder = path.parent / "images" / path.stem
+    learners = [name for name in ("gdumb", "er") if any(r["learner"] == name for r in results)]
+    pictures = {}
+    for name, title, figure in _figures(results, learners):
+        png, _ = figures.save(figure, folder / name)
+        pictures[name] = (title, png.relative_to(path.parent).as_posix())
+    return environment.from_string(template).render(
+        names=NAMES,
+        learners=learners,
+        tables={learner: _tables(results, learner) for learner in learners},
+        differences={
+            learner: [
+                table
+                for memory in ("gmc", "gmc-last-layer", "recollect")
+                if (table := difference_table(results, learner, memory)).rows
+            ]
+            for learner in learners
+        },
+        verdicts={learner: _verdicts(results, learner) for learner in learners},
+        pictures=pictures,
+        costs=cost_table(results),
+        others=other_settings(results),
+        missing=_missing(results),
+        hours=_hours(results),
+        n_results=len(results),
+    )
+
+
+def _tables(results: Results, learner: str) -> list[Any]:
+    present = {r["dataset"] for r in results if r["learner"] == learner}
+    return [accuracy_table(results, learner, dataset) for dataset in DATASETS if dataset in present]
+
+
+def _verdicts(results: Results, learner: str) -> list[tuple[str, Counter[str]]]:
+    """How often each kind of gradient matching is better or worse than Reservoir, by more than the deviation."""
+    found = []
+    for memory in ("gmc", "gmc-last-layer", "recollect"):
+        rows = difference_table(results, learner, memory).rows
+        if rows:
+            found.append((NAMES[memory], Counter(row[4] for row in rows)))
+    return found
+
+
+def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]]:
+    made = [
+        (
+            f"accuracy-{name}",
+            f"{NAMES[name]}: accuracy against memory size",
+            figures.accuracy_against_size(results, name),
+        )
+        for name in learners
+    ]
+    changed = {name for r in results for name in r["options"]}
+    if changed & {"inits", "dim"}:
+        made.append(("sensitivity", "Sensitivity to S, d and lambda", figures.sensitivity(results)))
+    if "init" in changed:
+        made.append(("initialisation", "Other initialisations", figures.initialisation(results)))
+    if "center" in changed:
+        made.append(("regularisation", "Pulled towards equal weights or zero", figures.regularisation(results)))
+    if any(r["every_task"] for r in results):
+        made.append(("per-task", "After each batch of the stream", figures.per_task(results)))
+    if datasets.find("covertype") is not None:
+        frequencies = figures.class_frequencies(datasets.load("covertype"))
+        made.append(("class-frequencies", "Class frequencies along the sorted Covertype stream", frequencies))
+    return made
+
+
+def _missing(results: Results) -> list[str]:
+    """Cells of the paper's tables that were not run, by learner and data set."""
+    ours = {(r["learner"], r["dataset"], r["memory"], r["size"]) for r in results if not r["options"]}
+    told = []
+    for learner in ("gdumb", "er"):
+        for dataset in DATASETS:
+            cells = [
+                (m, s) for m in TABLE_MEMORIES for s in SIZES if m == "recollect" or _published(learner, dataset, m, s)
+            ]
+            left = [cell for cell in cells if (learner, dataset, *cell) not in ours]
+            if left:
+                told.append(f"{NAMES[learner]}, {NAMES[dataset]}: {len(left)} of {len(cells)} cells")
+    return told
+
+
+def _published(learner: str, dataset: str, memory: str, size: int) -> bool:
+    return (learner, dataset, memory, size) in paper_results()
+
+
+def _hours(results: Results) -> list[tuple[str, str, float]]:
+    """How long each part took, in hours of one process."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for r in results:
+        sums[r["learner"], r["dataset"]] += r.get("seconds", 0.0)
+    return [(NAMES.get(k[0], k[0]), NAMES.get(k[1], k[1]), seconds / 3600) for k, seconds in sorted(sums.items())]
