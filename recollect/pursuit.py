@@ -267,7 +267,7 @@ class RidgeFit:
     def coreset(self, nonnegative: Nonnegative, norm: float) -> Coreset:
         """The chosen rows with weights solved for afresh, so that nothing of the growing is left in them."""
         keep = torch.arange(self._n, device=self._g.device)
-        self._M = self._M[:0, :0]  # no longer needed, and large
+        self._M, self._rows64 = self._M.new_empty(0), self._rows64.new_empty(0)  # large, and no longer needed
         weights = self._solve(keep)
         if nonnegative is True:
             while len(keep) and bool((weights < 0).any()):
@@ -277,7 +277,7 @@ class RidgeFit:
             weights = weights.clamp(min=0)
         r = self._g.clone()
         for rows, part in zip(keep.split(_BLOCK), weights.split(_BLOCK), strict=True):
-            r -= part @ self._rows64[rows]
+            r -= part @ self._rows[rows].double()
         indices = torch.tensor(self._indices, dtype=torch.long, device=self._g.device)[keep]
         return Coreset(indices, weights, float(r.norm()) / norm if norm else 0.0)
 
@@ -285,7 +285,8 @@ class RidgeFit:
         """Weights of some of the chosen rows: (K + lambda I) gamma = b + lambda u 1."""
         if not len(keep):
             return self._b[:0]
-        K, b = self._K[keep][:, keep], self._b[keep]
+        n, b = self._n, self._b[keep]
+        K = self._K[:n, :n].clone() if len(keep) == n else self._K[keep[:, None], keep]
         if self._center == "uniform" and float(K.sum()) > 0:
             b = b + self._lambda * float(b.sum() / K.sum())
         K.diagonal().add_(self._lambda)
