@@ -320,6 +320,18 @@ def test_an_empty_store_can_be_inspected_and_says_what_to_do(tmp_path: Path, cap
     assert run("init", tmp_path / "s", "--target", "bought", "--size", 5) == 2
 
 
+def test_files_larger_than_the_limit_are_taken_in_blocks_that_do_not_depend_on_the_format(tmp_path: Path) -> None:
+    settings = Settings("bought", 20, memory_limit=parse_bytes("800MB"))
+    table = make_table(2 * settings.block_rows + 100)
+    chosen = []
+    for suffix in (".parquet", ".csv"):
+        held, taken = select_rows(settings, [save(table, tmp_path / f"rows{suffix}")])
+        chosen.append(held.memory.batch.ids)
+        assert held.memory.seen == taken.rows == len(table)
+    assert torch.equal(chosen[0], chosen[1])
+    assert len({int(i) // settings.block_rows for i in chosen[0]}) > 1
+
+
 def test_limits_are_read_as_people_write_them() -> None:
     assert parse_bytes("1.5GB") == 1_500_000_000 and parse_bytes("2 GiB") == 2**31 and parse_bytes("10") == 10
     for bad in ("", "much", "1XB", "-1GB"):

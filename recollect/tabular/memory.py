@@ -5,6 +5,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -167,7 +168,8 @@ class TableMemory:
         progress: bool = False,
     ) -> "TableMemory":
         """An empty memory for tables like these; nothing but these will come if all is known."""
-        schema = next(pieces(paths[0])).schema
+        with closing(pieces(paths[0])) as first:
+            schema = next(first).schema
         seen = (conform(piece, schema, path) for path in paths for piece in pieces(path))
         encoding = fit_encoding(seen, settings.target, task=settings.task, ignore=settings.ignore)
         if all_known and settings.classes is None and len(encoding.classes) > 1:

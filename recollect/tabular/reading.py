@@ -8,7 +8,7 @@ import glob
 import hashlib
 import io
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     return found
 
 
-def pieces(path: Path) -> Iterator[pa.Table]:
+def pieces(path: Path) -> Generator[pa.Table, None, None]:
     """The rows of a file, a piece at a time; at least one row in all, and the same columns throughout."""
     schema: pa.Schema | None = None
     rows = 0
@@ -88,7 +88,7 @@ def write_table(table: pa.Table, path: Path, file: "io.BufferedIOBase | object")
 
 
 def _read_parquet(path: Path) -> Iterator[pa.Table]:
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with pyarrow.parquet.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
         yield file.schema_arrow.empty_table()
         for batch in file.iter_batches(batch_size=PIECE):
             yield pa.Table.from_batches([batch])
