@@ -29,6 +29,7 @@ slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 
 docs: .venv/installed
+	$(BIN)/recollect report --results results/paper.jsonl --output docs/reproduction.md
 	$(BIN)/python -m pytest tests/test_docs.py
 
 clean:

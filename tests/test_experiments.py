@@ -159,6 +159,21 @@ def test_a_group_gives_what_its_experiments_give_alone() -> None:
         assert timeless[0] == timeless[1]
 
 
+@pytest.mark.parametrize(("learner", "memory"), [("gdumb", "gss"), ("er", "recollect"), ("der", "reservoir")])
+def test_runs_side_by_side_learn_what_they_learn_alone(learner: str, memory: str) -> None:
+    """Their models are trained in one stack, so equal up to rounding."""
+    group = tuple(
+        Experiment(learner, "digits", memory, size, seed, epochs=3, rows=300, every_task=True)
+        for seed in (0, 1)
+        for size in (10, 25)
+    )
+    for experiment, result in zip(group, run_group(group), strict=True):
+        alone = run(experiment)
+        assert result["accuracies"] == pytest.approx(alone["accuracies"], abs=0.6)  # two of 360 digits
+        assert result["kept_ids"] == alone["kept_ids"]
+        assert result["seconds_of"]["observe"] >= 0 and result["seconds"] > 0
+
+
 def test_embeddings_are_computed_once_per_batch_and_group(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
     embed = rc.GradientEmbedding.embed

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
@@ -14,7 +14,7 @@ import torch
 from recollect import datasets, metrics, models, streams
 from recollect.datasets import Dataset, Examples
 from recollect.embedding import MakeModel
-from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
+from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Job, Joint, Learner, train_jobs
 from recollect.memories import (
     GSS,
     ClassBalanced,
@@ -171,16 +171,24 @@ class Run:
         self._matrix: list[list[float]] = []
         self._seconds = {"observe": 0.0, "test": 0.0}
 
-    def step(self, i: int) -> None:
-        """Learn from batch i, and test if it is time."""
-        start = time.perf_counter()
-        self.learner.observe(*self.stream.batches[i])
-        middle = time.perf_counter()
+    def stepping(self, i: int) -> Generator[Job, float, None]:
+        """Learn from batch i, and test if it is time; training is left to the caller, who says how long it took."""
+        yield from self._timed("observe", self.learner.observing(*self.stream.batches[i]))
         if self.experiment.every_task or i == len(self.stream.batches) - 1:
+            yield from self._timed("test", self.learner.preparing())
+            start = time.perf_counter()
             self._accuracies.append(_percent(self.learner, self.stream.test))
             self._matrix.append([_percent(self.learner, test) for test in self.stream.tests])
-        self._seconds["observe"] += middle - start
-        self._seconds["test"] += time.perf_counter() - middle
+            self._seconds["test"] += time.perf_counter() - start
+
+    def _timed(self, what: str, jobs: Iterator[Job]) -> Generator[Job, float, None]:
+        while True:
+            start = time.perf_counter()
+            job = next(jobs, None)
+            self._seconds[what] += time.perf_counter() - start
+            if job is None:
+                return
+            self._seconds[what] += yield job
 
     def result(self) -> dict[str, Any]:
         """Everything about it, as plain data."""
@@ -221,9 +229,25 @@ def run(experiment: Experiment, dataset: Dataset | None = None, *, progress: boo
     batches = len(on_its_way.stream.batches)
     with progress_bar(f"{experiment.learner} on {experiment.dataset}", batches, show=progress) as bar:
         for i in range(batches):
-            on_its_way.step(i)
+            train_together([on_its_way.stepping(i)])
             bar.advance()
     return on_its_way.result()
+
+
+def train_together(steps: Iterable[Generator[Job, float, None]]) -> None:
+    """Go through several runs' steps side by side; what they want trained at the same time is trained together."""
+    waiting = [(step, job) for step in steps if (job := next(step, None)) is not None]
+    while waiting:
+        seconds = train_jobs([job for _, job in waiting])
+        resumed = [(step, _resume(step, took)) for (step, _), took in zip(waiting, seconds, strict=True)]
+        waiting = [(step, job) for step, job in resumed if job is not None]
+
+
+def _resume(step: Generator[Job, float, None], seconds: float) -> Job | None:
+    try:
+        return step.send(seconds)
+    except StopIteration:
+        return None
 
 
 def environment() -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Runs many experiments: what can be shared is computed once, what is stored is not repeated, a stop loses little.
 
-A *group* is a set of experiments that differ in memory size alone. Its memories see the stream side by side, so that
-gradient embeddings, which do not depend on the size, are computed once per batch and group. Each experiment's numbers
-are those of running it alone.
+A *group* is a set of experiments that differ in memory size and seed alone. They see the stream side by side: gradient
+embeddings, which do not depend on the size, are computed once per batch and seed, and small networks are trained as one
+stack. Each experiment's numbers are those of running it alone, up to rounding in the stack.
 """
 
 import math
@@ -21,7 +21,7 @@ from recollect import datasets
 from recollect.datasets import Dataset
 from recollect.dictionary import Dictionary
 from recollect.embedding import GradientEmbedding
-from recollect.experiments.experiment import KEY_FIELDS, Experiment, Run, make_stream
+from recollect.experiments.experiment import KEY_FIELDS, Experiment, Run, make_stream, train_together
 from recollect.experiments.store import Store
 from recollect.memories import GradientMatching
 from recollect.progress import progress_bar
@@ -30,44 +30,50 @@ Group = tuple[Experiment, ...]
 
 
 class SharedEmbedding(GradientEmbedding):
-    """Remembers the candidates of the last batch, for the next memory that asks about the same one."""
+    """Remembers the candidates of a batch until all memories that share it have asked for them."""
 
+    sharers = 1
     _last: tuple[Tensor, Dictionary] | None = None
+    _asked = 0
 
     def dictionary(self, inputs: Tensor, targets: Tensor, *, progress: bool = False) -> Dictionary:
         # The inputs are held on to, so that no other tensor can come to lie at the same address.
         if self._last is None or self._last[0].data_ptr() != inputs.data_ptr() or len(self._last[0]) != len(inputs):
             self._last = None  # let go of the old before the new is made: both may not fit
-            self._last = (inputs, super().dictionary(inputs, targets, progress=progress))
-        return self._last[1]
+            self._last, self._asked = (inputs, super().dictionary(inputs, targets, progress=progress)), 0
+        found, self._asked = self._last[1], self._asked + 1
+        if self._asked == self.sharers:
+            self._last = None
+        return found
 
     def forget(self) -> None:
         """Keep what the first memory of the group has learned of the stream: the others see the same one."""
 
 
 def grouped(experiments: Iterable[Experiment]) -> list[Group]:
-    """Experiments that differ in size alone, together, in the order in which they first appear."""
+    """Experiments that differ in size and seed alone, together, in the order in which they first appear."""
     groups: dict[tuple[Any, ...], list[Experiment]] = {}
     for experiment in experiments:
         key = experiment.key()
-        key.pop("size")
+        del key["size"], key["seed"]
         groups.setdefault(tuple(map(repr, key.items())), []).append(experiment)
-    return [tuple(sorted(set(group), key=lambda e: e.size)) for group in groups.values()]
+    return [tuple(sorted(set(group), key=lambda e: (e.seed, e.size))) for group in groups.values()]
 
 
 def run_group(group: Group, dataset: Dataset | None = None) -> list[dict[str, Any]]:
-    """The results of a group, as if each experiment had been run alone."""
+    """The results of a group."""
     dataset = datasets.load(group[0].dataset) if dataset is None else dataset
     stream = make_stream(group[0], dataset)
     runs = [Run(experiment, dataset, stream) for experiment in group]
-    shared: GradientEmbedding | None = None
+    shared: dict[int, SharedEmbedding] = {}
     for run in runs:
         if isinstance(memory := run.learner.memory, GradientMatching):
-            shared = memory.share(SharedEmbedding) if shared is None else shared
-            memory.embedding = shared
+            if memory.seed not in shared:
+                shared[memory.seed] = memory.share(SharedEmbedding)
+                shared[memory.seed].sharers = sum(other.experiment.seed == memory.seed for other in runs)
+            memory.embedding = shared[memory.seed]
     for i in range(len(stream.batches)):
-        for run in runs:
-            run.step(i)
+        train_together([run.stepping(i) for run in runs])
     return [run.result() for run in runs]
 
 

@@ -1,5 +1,6 @@
 """Dark experience replay, DER++ (Buzzega et al. 2020): replay what the model used to say, too."""
 
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 import torch
@@ -9,7 +10,7 @@ from recollect.batch import Batch, forward
 from recollect.embedding import MakeModel
 from recollect.learners.learner import TrainingOptions
 from recollect.learners.replay import ReplayLearner, paired
-from recollect.learners.training import fit, predict, weighted_mean
+from recollect.learners.training import Job, fit, predict, weighted_mean
 from recollect.memories import Memory
 
 
@@ -49,21 +50,17 @@ class DarkExperienceReplay(ReplayLearner):
         self.alpha, self.beta = alpha, beta
         self._outputs: dict[int, Tensor] = {}
 
-    def observe(self, inputs: Any, targets: Any) -> None:
-        super().observe(inputs, targets)
+    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
+        yield from super().observing(inputs, targets)
         self._note_outputs()
 
-    def rehearse(self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator) -> None:
+    def rehearsing(
+        self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator
+    ) -> Iterator[Job]:
         if held is None:
-            self._train_first(model, arrived, source)
+            yield Job(model, arrived, self.training, source)
         else:
             self._train(model, arrived, held, source)
-
-    def _train_first(self, model: nn.Module, arrived: Batch, source: torch.Generator) -> None:
-        def loss(part: Batch) -> Tensor:
-            return self.training.losses(forward(model, part.inputs), part.targets).mean()
-
-        fit(model, self.training, lambda: arrived.minibatches(self.training.batch_size, source), loss)
 
     def _train(self, model: nn.Module, arrived: Batch, held: Batch, source: torch.Generator) -> None:
         self._note_outputs()  # of examples that came into the memory by another way

@@ -1,5 +1,6 @@
 """Experience replay: train on new and remembered examples together, without starting again."""
 
+from collections.abc import Iterator
 from typing import Literal, TypeAlias, Unpack, get_args
 
 import torch
@@ -9,7 +10,7 @@ from recollect.batch import Batch, forward
 from recollect.embedding import MakeModel
 from recollect.learners.learner import TrainingOptions
 from recollect.learners.replay import ReplayLearner, paired
-from recollect.learners.training import fit, weighted_mean
+from recollect.learners.training import Job, fit, weighted_mean
 from recollect.memories import Memory
 
 Mix: TypeAlias = Literal["weighted", "union", "halves", "counts"]
@@ -48,18 +49,20 @@ class ExperienceReplay(ReplayLearner):
         super().__init__(make_model, memory, seed=seed, **training)
         self.mix = mix
 
-    def rehearse(self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator) -> None:
-        def mean_loss(part: Batch) -> Tensor:
-            return weighted_mean(self.training.losses(forward(model, part.inputs), part.targets), part.weights)
-
-        size = self.training.batch_size
+    def rehearsing(
+        self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator
+    ) -> Iterator[Job]:
         if held is None or self.mix in ("weighted", "union"):
             both = arrived if held is None else arrived.followed_by(held)
             if self.mix == "union":
                 both = Batch(both.inputs, both.targets, torch.ones(len(both)), both.ids)
-            fit(model, self.training, lambda: both.minibatches(size, source), mean_loss)
+            yield Job(model, both, self.training, source)
             return
+        size = self.training.batch_size
         share = len(arrived) / (len(arrived) + self.memory.seen) if self.mix == "counts" else 0.5
+
+        def mean_loss(part: Batch) -> Tensor:
+            return weighted_mean(self.training.losses(forward(model, part.inputs), part.targets), part.weights)
 
         def loss(parts: tuple[Batch, Batch]) -> Tensor:
             return share * mean_loss(parts[0]) + (1 - share) * mean_loss(parts[1])

@@ -1,13 +1,14 @@
 """The lower bound: train on what arrives and remember nothing."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 from torch import nn
 
 from recollect.embedding import MakeModel
 from recollect.learners.learner import Learner, TrainingOptions, check_batch
-from recollect.learners.training import train
+from recollect.learners.training import Job
 from recollect.randomness import generator
 
 
@@ -29,8 +30,8 @@ class FineTune(Learner):
     def model(self) -> nn.Module:
         return self._model
 
-    def observe(self, inputs: Any, targets: Any) -> None:
+    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
         arrived = check_batch(inputs, targets, None)
         model = copy.deepcopy(self._model)
-        train(model, arrived, self.training, generator(self.seed, "training", self._observed))
+        yield Job(model, arrived, self.training, generator(self.seed, "training", self._observed))
         self._model, self._observed = model, self._observed + len(arrived)

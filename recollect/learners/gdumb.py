@@ -1,5 +1,6 @@
 """GDumb (Prabhu et al. 2020): train from scratch on the memory alone."""
 
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 from torch import nn
@@ -7,7 +8,7 @@ from torch import nn
 from recollect.batch import Batch
 from recollect.embedding import MakeModel
 from recollect.learners.learner import RehearsalLearner, TrainingOptions
-from recollect.learners.training import train
+from recollect.learners.training import Job
 from recollect.memories import Memory
 from recollect.randomness import generator
 
@@ -40,18 +41,26 @@ class GDumb(RehearsalLearner):
         self._model: nn.Module | None = None
         self._trained_on: Batch | None = None
 
-    def observe(self, inputs: Any, targets: Any) -> None:
+    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
         model = None
-        if self.memory.needs_model:
-            model = self.model if len(self.memory) else self._fresh_model()
+        if self.memory.needs_model and len(self.memory):
+            yield from self.preparing()
+            model = self._model
+        elif self.memory.needs_model:
+            model = self._fresh_model()
         self.memory.update(inputs, targets, model=model)
+
+    def preparing(self) -> Iterator[Job]:
+        batch = self.memory.batch
+        if self._model is None or self._trained_on is not batch:
+            model = self._fresh_model()
+            yield Job(model, batch, self.training, generator(self.seed, "training"))
+            self._model, self._trained_on = model, batch
 
     @property
     def model(self) -> nn.Module:
         """The model trained on the memory as it is now."""
-        batch = self.memory.batch
-        if self._model is None or self._trained_on is not batch:
-            model = self._fresh_model()
-            train(model, batch, self.training, generator(self.seed, "training"))
-            self._model, self._trained_on = model, batch
+        for job in self.preparing():
+            job.run()
+        assert self._model is not None
         return self._model

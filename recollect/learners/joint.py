@@ -1,5 +1,6 @@
 """The upper bound: keep everything and train on all of it."""
 
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 from torch import nn
@@ -7,7 +8,7 @@ from torch import nn
 from recollect.batch import Batch
 from recollect.embedding import MakeModel
 from recollect.learners.learner import Learner, TrainingOptions, check_batch
-from recollect.learners.training import train
+from recollect.learners.training import Job
 from recollect.randomness import generator
 
 
@@ -25,7 +26,8 @@ class Joint(Learner):
         self._everything: Batch | None = None
         self._model: nn.Module | None = None
 
-    def observe(self, inputs: Any, targets: Any) -> None:
+    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
+        yield from ()  # trains when asked
         arrived = check_batch(inputs, targets, self._everything)
         self._everything = arrived if self._everything is None else self._everything.followed_by(arrived)
         self._model = None
@@ -33,10 +35,15 @@ class Joint(Learner):
     @property
     def model(self) -> nn.Module:
         """The model trained on everything seen."""
+        for job in self.preparing():
+            job.run()
+        assert self._model is not None
+        return self._model
+
+    def preparing(self) -> Iterator[Job]:
         if self._everything is None:
             raise ValueError("the learner must have seen data, got none so far: call observe first")
         if self._model is None:
             model = self._fresh_model()
-            train(model, self._everything, self.training, generator(self.seed, "training"))
+            yield Job(model, self._everything, self.training, generator(self.seed, "training"))
             self._model = model
-        return self._model

@@ -1,6 +1,7 @@
 """What all learners share."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, TypedDict, Unpack
 
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from recollect.batch import Batch, check_same_form
 from recollect.checks import check_seed
 from recollect.embedding import MakeModel, draw_model
-from recollect.learners.training import Training, predict
+from recollect.learners.training import Job, Training, predict
 from recollect.losses import LossFunction
 from recollect.memories import Memory
 from recollect.randomness import derive_seed
@@ -42,9 +43,21 @@ class Learner(ABC):
         self.training = Training(**training)
         self.seed = check_seed(seed)
 
-    @abstractmethod
     def observe(self, inputs: Any, targets: Any) -> None:
         """Take in a batch of the stream. On any error the learner is as before."""
+        for job in self.observing(inputs, targets):
+            job.run()
+
+    @abstractmethod
+    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
+        """As `observe`, leaving training to the caller: each job must be done before the next is asked for.
+
+        So the models of many learners can be trained together.
+        """
+
+    def preparing(self) -> Iterator[Job]:
+        """What must be trained before `model` can be had; nothing for learners that train as they observe."""
+        yield from ()
 
     @property
     @abstractmethod

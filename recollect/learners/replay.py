@@ -11,6 +11,7 @@ from torch import nn
 from recollect.batch import Batch
 from recollect.embedding import MakeModel
 from recollect.learners.learner import RehearsalLearner, TrainingOptions, check_batch
+from recollect.learners.training import Job
 from recollect.memories import Memory
 from recollect.randomness import generator
 
@@ -31,17 +32,19 @@ class ReplayLearner(RehearsalLearner):
     def model(self) -> nn.Module:
         return self._model
 
-    def observe(self, inputs: Any, targets: Any) -> None:
+    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
         held = self.memory.batch if len(self.memory) else None
         arrived = check_batch(inputs, targets, held)
         model = copy.deepcopy(self._model)  # so that an error half-way leaves the learner as it was
-        self.rehearse(model, arrived, held, generator(self.seed, "training", self.memory.seen))
+        yield from self.rehearsing(model, arrived, held, generator(self.seed, "training", self.memory.seen))
         self.memory.update(inputs, targets, model=model)
         self._model = model
 
     @abstractmethod
-    def rehearse(self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator) -> None:
-        """Train the model in place on what arrived and what is held, if anything is."""
+    def rehearsing(
+        self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator
+    ) -> Iterator[Job]:
+        """Train the model in place on what arrived and what is held, if anything is; may leave it to a job."""
 
 
 def paired(arrived: Batch, held: Batch, size: int, source: torch.Generator) -> Iterator[tuple[Batch, Batch]]:

@@ -1,6 +1,6 @@
 """Continual gradient matching (Alg. 2)."""
 
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from recollect.embedding import GradientEmbedding, MakeModel
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.pursuit import pursue
 from recollect.selection import MatchingOptions, split_options
+
+SomeEmbedding = TypeVar("SomeEmbedding", bound=GradientEmbedding)
 
 
 class GradientMatching(Memory):
@@ -52,7 +54,7 @@ class GradientMatching(Memory):
         if make_model is not None:
             self.embedding = GradientEmbedding(make_model, seed=seed, **self._embedding_options)
 
-    def share(self, kind: type[GradientEmbedding]) -> GradientEmbedding:
+    def share(self, kind: type[SomeEmbedding]) -> SomeEmbedding:
         """An embedding of another kind with this memory's settings, to be set as `embedding` of several memories."""
         if self.embedding is None:
             raise ValueError("sharing needs make_model, got None")

@@ -49,7 +49,7 @@ def observe(learner: rc.Learner, batches: int = 3) -> rc.Learner:
 
 def test_every_learner_is_under_contract() -> None:
     public = {name for name in learners.__all__ if isinstance(getattr(learners, name), type)}
-    assert {name.split(",")[0] for name in LEARNERS} == public - {"Learner", "Training"}
+    assert {name.split(",")[0] for name in LEARNERS} == public - {"Learner", "Training", "Job"}
 
 
 def test_predictions_are_outputs_and_determined_by_the_seed(make: Callable[..., rc.Learner]) -> None:
@@ -141,7 +141,7 @@ def test_gdumb_trains_only_when_asked_and_only_when_the_memory_changed(monkeypat
         calls.append(1)
         learners.train(*arguments)
 
-    monkeypatch.setattr("recollect.learners.gdumb.train", counting)
+    monkeypatch.setattr("recollect.learners.training.train", counting)
     memory = rc.Reservoir(12)
     learner = fast_gdumb(memory)
     observe(learner)
