@@ -39,9 +39,8 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
     """Final accuracy by memory size on each data set (Figures 1 and 2); the paper's means are dotted."""
     ours, paper = summarise(results), paper_results()
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12, 6.6), layout="constrained")
-        grid = figure.subplots(2, 3)
-        for axes, dataset in zip(grid.flat, DATASETS, strict=True):
+        figure, panels = _panels([name for name in DATASETS if any(key[:2] == (learner, name) for key in ours)])
+        for dataset, axes in panels.items():
             for memory, color in COLORS.items():
                 cells = {size: ours[key] for size in SIZES if (key := (learner, dataset, memory, size)) in ours}
                 if cells:
@@ -50,7 +49,9 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
                     axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
             _log_sizes(axes)
             axes.set_title(NAMES[dataset])
-        handles = {label: h for axes in grid.flat for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        handles = {
+            label: h for axes in panels.values() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
         if handles:
             figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
         figure.supylabel("final test accuracy [%]")
@@ -87,8 +88,8 @@ def per_task(results: Results, size: int = 500) -> Figure:
     """Accuracy on the whole test part after each batch of the stream (Figure 5)."""
     runs = [r for r in results if r["every_task"] and r["size"] == size and r["learner"] == "gdumb"]
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12, 6.6), layout="constrained")
-        for axes, dataset in zip(figure.subplots(2, 3).flat, DATASETS, strict=True):
+        figure, panels = _panels([name for name in DATASETS if any(r["dataset"] == name for r in runs)])
+        for dataset, axes in panels.items():
             for memory, color in COLORS.items():
                 found = [r["accuracies"] for r in runs if r["dataset"] == dataset and r["memory"] == memory]
                 if found:
@@ -120,6 +121,17 @@ def class_frequencies(dataset: Dataset, name: str = "covertype") -> Figure:
         axes.set_title(NAMES[name])
         axes.legend(title="class", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
+
+
+def _panels(names: list[str]) -> tuple[Figure, dict[str, Axes]]:
+    """One panel per data set, at most three in a row."""
+    columns = max(1, min(3, len(names)))
+    rows = max(1, -(-len(names) // columns))
+    figure = Figure(figsize=(4 * columns, 3.0 * rows + 0.8), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axes in grid[len(names) :]:
+        axes.set_visible(False)
+    return figure, dict(zip(names, grid, strict=False))
 
 
 def _two_curves(results: Results, name: str, values: tuple[str, str], varied: str, label: str) -> Figure:

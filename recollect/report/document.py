@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 
 from recollect import datasets
 from recollect.experiments import figures
-from recollect.experiments.tables import NAMES, Results, accuracy_table, difference_table
+from recollect.experiments.tables import NAMES, Results, accuracy_table, difference_table, summarise
 from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, paper_results
 from recollect.report.page import cost_table, other_settings
 
@@ -37,6 +37,7 @@ def write_document(results: Results, path: Path) -> str:
             for learner in learners
         },
         verdicts={learner: _verdicts(results, learner) for learner in learners},
+        levels=_levels(results),
         pictures=pictures,
         costs=cost_table(results),
         others=other_settings(results),
@@ -59,6 +60,19 @@ def _verdicts(results: Results, learner: str) -> list[tuple[str, Counter[str]]]:
         if rows:
             found.append((NAMES[memory], Counter(row[4] for row in rows)))
     return found
+
+
+def _levels(results: Results) -> list[str]:
+    """By how much the level of accuracy differs from the paper's, told by Reservoir."""
+    ours, paper = summarise(results), paper_results()
+    told = []
+    for learner in ("gdumb", "er"):
+        for dataset in DATASETS:
+            keys = [(learner, dataset, "reservoir", size) for size in SIZES]
+            shifts = [f"{ours[key].mean - paper[key].accuracy:+.1f}" for key in keys if key in ours and key in paper]
+            if shifts:
+                told.append(f"{NAMES[learner]}, {NAMES[dataset]} {', '.join(shifts)}")
+    return told
 
 
 def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]]:
