@@ -133,8 +133,8 @@ def estimate_seconds(experiments: Iterable[Experiment], store: Store) -> float |
 
 def _likeness(key: dict[str, Any]) -> list[tuple[Any, ...]]:
     """From very alike to somewhat alike."""
-    names = (("learner", "dataset", "memory", "size"), ("learner", "dataset", "memory"), ("learner", "dataset"))
-    return [tuple(key[name] for name in some) for some in names]
+    names = ("learner", "memory", "size", "dataset"), ("learner", "memory", "dataset"), ("learner", "memory", "size")
+    return [tuple((name, key[name]) for name in some) for some in names]
 
 
 def open_store(path: Path) -> Store:
