@@ -177,6 +177,8 @@ def test_json_for_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     (tmp_path / "my_networks.py").write_text(
         "from torch import nn\n\ndef small(features, outputs):\n    return nn.Linear(features, outputs)\n"
+        "\ndef narrow(features, outputs):\n    return nn.Linear(features - 1, outputs)\n"
+        "\ndef nothing(features, outputs):\n    return None\n"
     )
     monkeypatch.chdir(tmp_path)
     path = save(make_table(), tmp_path / "rows.parquet")
@@ -186,6 +188,12 @@ def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "pass it again" in capsys.readouterr().err
     assert run("update", "s", path, *own) == 0
     assert run("export", "s", "-o", "m.parquet") == 0  # reading executes nothing of the user's
+    for bad in ("narrow", "nothing"):
+        assert (
+            run("select", path, "--target", "bought", "--size", 5, "-o", "o.csv", "--model", f"my_networks:{bad}") == 2
+        )
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and ("features" in error or "torch.nn.Module" in error)
     for bad in ("my_networks", "nowhere:small", "my_networks:big", "os:sep"):
         assert run("init", "other", "--target", "bought", "--size", 10, "--model", bad) == 2
         assert not Path("other").exists()

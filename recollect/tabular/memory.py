@@ -202,13 +202,25 @@ class TableMemory:
             taken.reading_seconds = time.perf_counter() - start - taken.seconds
             before = time.perf_counter()
             first, ids = self.memory.seen, self.memory.batch.ids if len(self.memory) else torch.empty(0).long()
-            self.memory.update(features, targets)
+            self._update(features, targets)
             self.rows = _kept_rows(self.rows, ids, block, first, self.memory.batch.ids)
             taken.rows += block.num_rows
             taken.seconds += time.perf_counter() - before
         taken.seconds += taken.reading_seconds
         taken.error = self.memory.error if isinstance(self.memory, GradientMatching) else None
         return taken
+
+    def _update(self, features: Tensor, targets: Tensor) -> None:
+        try:
+            self.memory.update(features, targets)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            if self.settings.model is None:
+                raise
+            reason = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"the network of {self.settings.model} must take rows of {features.shape[1]} features "
+                f"and give {self.outputs} outputs, got: {reason}"
+            ) from error
 
     def _encode(self, block: pa.Table, taken: Taken) -> tuple[Tensor, Tensor]:
         features = self.encoding.features(block, taken.drift)
