@@ -18,6 +18,7 @@ from recollect.embedding.passes import listen
 from recollect.embedding.plan import PROBES, Plan
 from recollect.embedding.projections import Kronecker
 from recollect.losses import LossFunction
+from recollect.models import is_only_linear
 
 LARGEST = 16
 """How many draws go into one pass at most: what flows through them should fit the cache."""
@@ -43,9 +44,8 @@ class StackedDraws:
 
     @staticmethod
     def suit(plan: Plan, model: nn.Module) -> bool:
-        """Whether the network is one of linear layers alone, as far as it has parameters."""
-        owners = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
-        return not plan.rest and bool(plan.rules) and all(type(module) is nn.Linear for module in owners)
+        """Whether the network is one of linear layers alone, all of which have a rule."""
+        return not plan.rest and bool(plan.rules) and is_only_linear(model)
 
     def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
         """Add the projected gradients of a few examples at all draws to `out` (n, draws * width)."""

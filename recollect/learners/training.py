@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from recollect.batch import Batch, Inputs, forward, functional_forward, map_inputs, named_tensors
 from recollect.checks import check_count
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
+from recollect.models import is_only_linear
 from recollect.progress import progress_bar
 
 Item = TypeVar("Item")
@@ -98,8 +99,7 @@ def train_jobs(jobs: Sequence[Job]) -> list[float]:
     seconds = [0.0] * len(jobs)
     stacks: dict[Training, list[int]] = {}
     for i, job in enumerate(jobs):
-        owners = [m for m in job.model.modules() if next(m.parameters(recurse=False), None) is not None]
-        if all(type(owner) is nn.Linear for owner in owners):
+        if is_only_linear(job.model):
             stacks.setdefault(job.training, []).append(i)
         else:
             start = time.perf_counter()
