@@ -455,7 +455,7 @@ def test_wrong_options_are_refused_before_any_work(tmp_path: Path, capsys: pytes
 def test_globs_name_each_file_once(tmp_path: Path) -> None:
     for name in ("b.csv", "a.csv", "c.parquet"):
         (tmp_path / name).touch()
-    found = find_files([str(tmp_path / "b.csv"), str(tmp_path / "*.csv"), str(tmp_path / "c.*")])
+    found = find_files([str(tmp_path / "b.csv"), str(tmp_path / "*.csv"), str(tmp_path / "c.*"), str(tmp_path / "a*")])
     assert [path.name for path in found] == ["b.csv", "a.csv", "c.parquet"]
 
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -173,7 +173,7 @@ class TableMemory:
         seen = (conform(piece, schema, path) for path in paths for piece in pieces(path))
         encoding = fit_encoding(seen, settings.target, task=settings.task, ignore=settings.ignore)
         if all_known and settings.classes is None and len(encoding.classes) > 1:
-            settings = Settings(**{**settings.as_data(), "classes": len(encoding.classes), "ignore": settings.ignore})
+            settings = replace(settings, classes=len(encoding.classes))
         return cls(settings, schema, encoding, make_network, progress=progress)
 
     def _make_memory(self, make_network: MakeNetwork | None) -> Memory:

@@ -7,9 +7,11 @@ text and is kept as text: what a value means is decided by the encoding, and wha
 import glob
 import hashlib
 import io
+import json
 import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -31,10 +33,9 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     for pattern in patterns:
         path = Path(pattern)
         matches = [path] if path.exists() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207
-        matches = [match for match in matches if match not in found]
-        if not matches and not any(Path(pattern) == f for f in found):
+        if not matches:
             raise ValueError(f"there must be a file {pattern!r}, got none")
-        found += matches
+        found += [match for match in matches if match not in found]
     for path in found:
         if not path.is_file():
             raise ValueError(f"rows are read from files, got {str(path)!r}, which is not one")
@@ -71,7 +72,7 @@ def content_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def write_table(table: pa.Table, path: Path, file: "io.BufferedIOBase | object") -> None:
+def write_table(table: pa.Table, path: Path, file: BinaryIO) -> None:
     """Write rows in the format of the path's ending."""
     match path.suffix.lower():
         case ".parquet":
@@ -82,7 +83,8 @@ def write_table(table: pa.Table, path: Path, file: "io.BufferedIOBase | object")
         case ".csv":
             pyarrow.csv.write_csv(_flat(table), file)
         case ".ndjson" | ".jsonl":
-            _write_ndjson(table, file)
+            for row in table.to_pylist():
+                file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
         case other:
             raise ValueError(f"a table must end in {', '.join(WRITTEN)}, got {other!r}")
 
@@ -126,7 +128,7 @@ def _read_csv(path: Path) -> Iterator[pa.Table]:
 _PARSE = pa.csv.ParseOptions(newlines_in_values=True)
 
 
-def _first_line(file: "io.BufferedReader") -> bytes:
+def _first_line(file: BinaryIO) -> bytes:
     """The header, which may hold quoted newlines, and enough to end it."""
     text = file.readline(2**20)
     while text.count(b'"') % 2 and (more := file.readline(2**20)):
@@ -178,13 +180,6 @@ def _flat(table: pa.Table) -> pa.Table:
             values = pa.array([None if v is None else str(v) for v in table.column(i).to_pylist()], pa.string())
             table = table.set_column(i, field.name, values)
     return table
-
-
-def _write_ndjson(table: pa.Table, file: "object") -> None:
-    import json
-
-    for row in table.to_pylist():
-        file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")  # type: ignore[attr-defined]
 
 
 READERS: dict[str, Callable[[Path], Iterator[pa.Table]]] = {
