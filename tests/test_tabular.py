@@ -417,6 +417,40 @@ def test_broken_files_get_exit_code_2_and_one_clear_line(tmp_path: Path, capsys:
     assert sorted(p.name for p in store.iterdir()) == ["lock", "store.json"]
 
 
+def damaged(content: bytes, chance: random.Random) -> bytes:
+    """Cut off, overwritten here and there, or with something put in between."""
+    data, kind = bytearray(content), chance.randrange(3)
+    if kind == 0:
+        return bytes(data[: chance.randrange(len(data))])
+    if kind == 1:
+        for _ in range(chance.randrange(1, 20)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+    else:
+        place = chance.randrange(len(data))
+        data[place:place] = chance.randbytes(chance.randrange(50))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".ndjson", ".arrow", ".npz"])
+def test_damaged_files_are_read_or_refused_and_nothing_else(tmp_path: Path, suffix: str) -> None:
+    table = make_table(60).select(["x", "age"]).set_column(1, "bought", pa.array([0, 1] * 30))
+    content = save(table if suffix == ".npz" else make_table(60), tmp_path / f"good{suffix}").read_bytes()
+    chance = random.Random(0)
+    path = tmp_path / f"bad{suffix}"
+    refused = 0
+    for _ in range(100):
+        path.write_bytes(damaged(content, chance))
+        try:
+            encoding = fit_encoding(pieces(path), "bought")
+            read = pa.concat_tables(pieces(path))
+            encoding.features(read, Drift())
+            encoding.targets(read, Drift())
+        except ValueError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert refused > 10
+
+
 def test_strange_names_are_fine(tmp_path: Path) -> None:
     names = ['a "quoted" name', "new\nline", "<script>alert(1)</script>", "comma, and ; more", "ünïcode"]
     rng = np.random.default_rng(0)

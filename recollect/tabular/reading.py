@@ -8,7 +8,6 @@ import glob
 import hashlib
 import io
 import json
-import zipfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -25,6 +24,10 @@ PIECE = 16_384
 
 _BLOCK_BYTES = 2**22
 _MAGIC = b"ARROW1"
+
+
+class UnreadableError(ValueError):
+    """A file is not a table that can be read."""
 
 
 def find_files(patterns: Iterable[str]) -> list[Path]:
@@ -50,17 +53,20 @@ def pieces(path: Path) -> Generator[pa.Table, None, None]:
     rows = 0
     try:
         for piece in READERS[path.suffix.lower()](path):
+            piece.validate(full=True)  # a damaged file may hold offsets that lead out of its buffers
             if schema is None:
                 schema = piece.schema
                 _check_names(path, schema)
             if piece.num_rows:
                 rows += piece.num_rows
                 yield piece
-    except (pa.ArrowException, OSError, EOFError, KeyError, UnicodeError, zipfile.BadZipFile) as error:
+    except UnreadableError:
+        raise
+    except Exception as error:  # whatever a reader makes of a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{str(path)!r} must be a readable {path.suffix[1:]} file: {reason[:300]}") from None
+        raise UnreadableError(f"{str(path)!r} must be a readable {path.suffix[1:]} file: {reason[:300]}") from None
     if not rows:
-        raise ValueError(f"{str(path)!r} must hold at least one row, got none")
+        raise UnreadableError(f"{str(path)!r} must hold at least one row, got none")
 
 
 def content_hash(path: Path) -> str:
@@ -156,7 +162,7 @@ def _read_npz(path: Path) -> Iterator[pa.Table]:
                 columns |= {f"{name}_{i}": matrix[:, i] for i in range(matrix.shape[1])}
     lengths = {len(column) for column in columns.values()}
     if len(lengths) != 1:
-        raise ValueError(f"the arrays of {str(path)!r} must have one length, got {sorted(lengths) or 'none'}")
+        raise UnreadableError(f"the arrays of {str(path)!r} must have one length, got {sorted(lengths) or 'none'}")
     yield from _cut(pa.table({name: pa.array(np.ascontiguousarray(column)) for name, column in columns.items()}))
 
 
@@ -170,7 +176,9 @@ def _check_names(path: Path, schema: "pa.Schema | list[str]") -> None:
     names = schema.names if isinstance(schema, pa.Schema) else schema
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"the columns of {str(path)!r} must have different names, got {twice[0]!r} more than once")
+        raise UnreadableError(
+            f"the columns of {str(path)!r} must have different names, got {twice[0]!r} more than once"
+        )
 
 
 def _flat(table: pa.Table) -> pa.Table:
