@@ -225,7 +225,12 @@ def _read_rows(path: Path, digest: str) -> pa.Table:
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != digest:
         raise ValueError(f"{str(path)!r} must have the content it was saved with: it is damaged or truncated")
-    return pyarrow.ipc.open_file(pa.BufferReader(content)).read_all()
+    try:
+        rows = pyarrow.ipc.open_file(pa.BufferReader(content)).read_all()
+        rows.validate(full=True)  # or offsets could lead out of its buffers
+    except pa.ArrowException as error:
+        raise ValueError(f"{str(path)!r} must be an Arrow file: {' '.join(str(error).split())}") from None
+    return rows
 
 
 def _read_json(path: Path, missing: str) -> dict[str, Any]:
