@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 import recollect
+from recollect.files import check_output
 from recollect.tabular.commands import add_commands
 
 # Newer versions of typer carry their own copy of click; the class of usage errors is reached through what they export.
@@ -44,7 +45,7 @@ def demo(
     """Watch two memories of handwritten digits: under a minute, no downloads."""
     from recollect.demo import draw_demo, print_demo, run_demo
 
-    _check_output(output, (".png", ".svg", ".pdf"))
+    check_output(output, (".png", ".svg", ".pdf"))
     result = run_demo()
     console = Console()
     print_demo(result, console)
@@ -134,7 +135,7 @@ def report(
     from recollect.files import write_atomically
     from recollect.report import build_page, write_document
 
-    _check_output(output, (".html", ".md"))
+    check_output(output, (".html", ".md"))
     found = open_store(results).read()
     if not found:
         raise ValueError(f"there must be results in {str(results)!r}, got none: run `recollect reproduce` first")
@@ -161,14 +162,6 @@ def datasets() -> None:
 
 
 add_commands(app)
-
-
-def _check_output(path: Path, suffixes: tuple[str, ...]) -> None:
-    """Refuse a place that cannot be written to before any work is done."""
-    if path.suffix.lower() not in suffixes:
-        raise ValueError(f"the output must end in {' or '.join(suffixes)}, got {str(path)!r}")
-    if path.is_dir() or not path.resolve().parent.is_dir():
-        raise ValueError(f"the output must be a file in an existing folder, got {str(path)!r}")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from recollect.files import write_atomically
+from recollect.files import check_output, write_atomically
 
 if TYPE_CHECKING:
     from recollect.tabular.encoding import Task
@@ -50,11 +50,11 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose the few rows of tables whose weighted loss gradients add up to those of all, and write them."""
-    from recollect.tabular import export_table, find_files, select_rows
+    from recollect.tabular import WRITTEN, export_table, find_files, select_rows
 
     settings = _settings(target, size, memory, task, ignore, None, model, seed, memory_limit)
     paths = find_files(files)
-    _check_output(output, paths)
+    check_output(output, WRITTEN, paths)
     held, taken = select_rows(settings, paths, make_network=_network(model), progress=not (quiet or as_json))
     rows = export_table(held, output)
     answer = {"rows": taken.rows, "kept": rows, "output": str(output), **_about(held), **taken.as_data()}
@@ -135,9 +135,9 @@ def update(
 
 def export(store: Folder, output: Output, quiet: Quiet = False, as_json: Json = False) -> None:
     """Write the rows that a store keeps, as they came, with their weights and places in the stream."""
-    from recollect.tabular import Store, export_table
+    from recollect.tabular import WRITTEN, Store, export_table
 
-    _check_output(output, [])
+    check_output(output, WRITTEN)
     held = Store(store).load()
     rows = export_table(held, output)
     _answer({"kept": rows, "seen": held.memory.seen, "output": str(output)}, f"{rows} rows: {output}", quiet, as_json)
@@ -153,8 +153,8 @@ def inspect(
     from recollect.tabular import Store
     from recollect.tabular.inspecting import inspection, page, terminal_tables
 
-    if html is not None and (html.suffix.lower() != ".html" or not html.resolve().parent.is_dir()):
-        raise ValueError(f"the page must be an .html file in an existing folder, got {str(html)!r}")
+    if html is not None:
+        check_output(html, [".html"])
     found = inspection(Store(store))
     if html is not None:
         write_atomically(html, page(found).encode())
@@ -194,18 +194,6 @@ def _network(model: str | None) -> "MakeNetwork | None":
 def _about(held: "TableMemory") -> dict[str, Any]:
     encoding = held.encoding
     return {"task": encoding.task, "features": encoding.n_features, "classes": encoding.classes}
-
-
-def _check_output(output: Path, sources: list[Path]) -> None:
-    """Refuse a place that cannot be written to before any work is done."""
-    from recollect.tabular import WRITTEN
-
-    if output.suffix.lower() not in WRITTEN:
-        raise ValueError(f"the output must end in {', '.join(WRITTEN)}, got {str(output)!r}")
-    if output.is_dir() or not output.resolve().parent.is_dir():
-        raise ValueError(f"the output must be a file in an existing folder, got {str(output)!r}")
-    if any(source.resolve() == output.resolve() for source in sources):
-        raise ValueError(f"the output must not be one of the files that are read, got {str(output)!r}")
 
 
 def _answer(answer: dict[str, Any] | None, text: str, quiet: bool, as_json: bool) -> None:
