@@ -344,6 +344,12 @@ def _texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.cast(pa.string())
 
 
+def _known_texts(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """With null for the words that say that a value is missing."""
+    texts = _texts(values)
+    return pc.if_else(pc.is_in(texts, value_set=pa.array(_MISSING)), pa.scalar(None, pa.string()), texts)
+
+
 def _numbers(name: str, values: pa.ChunkedArray) -> NDArray[np.float64]:
     """As float64, with NaN for what is missing."""
     kind = values.type
@@ -352,9 +358,7 @@ def _numbers(name: str, values: pa.ChunkedArray) -> NDArray[np.float64]:
     if pa.types.is_temporal(kind):
         return _seconds(values)
     if _is_text(kind):
-        texts = _texts(values)
-        values = pc.if_else(pc.is_in(texts, value_set=pa.array(_MISSING)), pa.scalar(None, pa.string()), texts)
-        values = pc.utf8_trim_whitespace(values)
+        values = pc.utf8_trim_whitespace(_known_texts(values))
     elif pa.types.is_boolean(kind):
         values = values.cast(pa.int8())
     try:
@@ -370,8 +374,7 @@ def _seconds(values: pa.ChunkedArray) -> NDArray[np.float64]:
         numbers = values.cast(pa.int64() if kind.bit_width == 64 else pa.int32()).cast(pa.float64())
         return np.asarray(pc.fill_null(numbers, math.nan), dtype=np.float64)
     if _is_text(kind):
-        texts = _texts(values)
-        texts = pc.if_else(pc.is_in(texts, value_set=pa.array(_MISSING)), pa.scalar(None, pa.string()), texts)
+        texts = _known_texts(values)
         zoned = _any(pc.match_substring_regex(texts, r"(Z|[+-]\d{2}:?\d{2})$"))
         values = texts.cast(pa.timestamp("us", "UTC") if zoned else pa.timestamp("us"))
     numbers = values.cast(pa.timestamp("us")) if not pa.types.is_timestamp(values.type) else values

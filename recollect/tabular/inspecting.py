@@ -20,15 +20,14 @@ _MANY = 30  # classes or files shown in a plot at most
 
 def inspection(store: Store) -> dict[str, Any]:
     """Counts by class and by file, weights, matching error over time, and what drifted."""
-    state = store.state()
     about: dict[str, Any] = {"store": str(store.folder), "settings": store.settings.as_data(), "seen": 0, "kept": 0}
-    if state is None:
+    if store.state() is None:
         return {**about, "task": None, "classes": [], "files": [], "weights": []}
-    held = store.load()
+    held, taken = store.read()
     batch = held.memory.batch
     weights, ids = batch.weights.double().numpy(), batch.ids.numpy()
     seen: dict[str, int] = {}
-    for entry in state["files"]:
+    for entry in taken:
         for name, count in entry["class_counts"].items():
             seen[name] = seen.get(name, 0) + count
     classes = []
@@ -36,7 +35,7 @@ def inspection(store: Store) -> dict[str, Any]:
         mine = batch.targets.numpy() == label
         classes.append(_counts(name, seen.get(name, 0), weights[mine]))
     files = []
-    for entry in state["files"]:
+    for entry in taken:
         mine = (ids >= entry["first"]) & (ids < entry["first"] + entry["rows"])
         more = {name: entry[name] for name in ("hash", "time", "error", "seconds", "rows_per_second", "drift")}
         files.append({**_counts(entry["name"], entry["rows"], weights[mine]), **more})

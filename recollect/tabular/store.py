@@ -89,8 +89,9 @@ class Store:
     def state(self) -> dict[str, Any] | None:
         """The encoding and the files taken so far; None if there are none."""
         generation = self._current()
-        if generation is None:
-            return None
+        return None if generation is None else self._state_of(generation)
+
+    def _state_of(self, generation: Path) -> dict[str, Any]:
         state = _read_json(generation / "state.json", f"{str(generation)!r} must hold state.json: it is damaged")
         if not isinstance(state.get("files"), list) or not isinstance(state.get("encoding"), dict):
             raise ValueError(f"{str(generation / 'state.json')!r} must hold what was saved, got something else")
@@ -98,9 +99,14 @@ class Store:
 
     def load(self, make_network: MakeNetwork | None = None) -> TableMemory:
         """The memory as it is now; the user's own network is only needed to go on."""
-        state, generation = self.state(), self._current()
-        if state is None or generation is None:
+        return self.read(make_network)[0]
+
+    def read(self, make_network: MakeNetwork | None = None) -> tuple[TableMemory, list[dict[str, Any]]]:
+        """The memory and the files it took in, of one and the same generation though an update may be running."""
+        generation = self._current()
+        if generation is None:
             raise ValueError(f"{str(self.folder)!r} must have taken in a file, got none so far: run `recollect update`")
+        state = self._state_of(generation)
         rows = _read_rows(generation / "rows.arrow", state["rows_hash"])
         held = TableMemory(self.settings, rows.schema, Encoding.from_data(state["encoding"]), make_network)
         held.outputs = int(state["outputs"])
@@ -111,7 +117,7 @@ class Store:
         if len(held.memory) != rows.num_rows:
             raise ValueError(f"{str(generation)!r} must hold as many rows as examples: it is damaged")
         held.rows = rows
-        return held
+        return held, state["files"]
 
     def _current(self) -> Path | None:
         path = self.folder / "current.json"
@@ -157,9 +163,7 @@ class Store:
     def _update_one(self, path: Path, make_network: MakeNetwork | None, force: bool, progress: bool) -> Update:
         started = path.stat()
         digest = content_hash(path)
-        state = self.state()
-        held = None if state is None else self.load(make_network)
-        files: list[dict[str, Any]] = [] if state is None else state["files"]
+        held, files = (None, []) if self._current() is None else self.read(make_network)
         if held is not None and not force and any(entry["hash"] == digest for entry in files):
             return Update(path.name, None, held.memory.seen, len(held.memory))
         if held is None:
