@@ -6,15 +6,19 @@ their weights, r = g - gamma G_I the residual, lambda the regularisation, u the 
 How several rows are picked per scan. A scan (r against all candidates) is bound by memory bandwidth, so one
 scan proposes a pool of candidates and several picks are made inside it, each exactly as Alg. 1 would if the pool
 were all there is. With L the Cholesky factor of K + lambda I for the rows chosen so far,
-K = G_I G_I^T, the pool V = G_I R^T becomes W = L^-1 V, and
+K = G_I G_I^T, the pool R has W = L^-1 G_I R^T, and
 
     A = R R^T + lambda I - W^T W        is what is left of the pool's Gram matrix once I is fitted,
     c = p - lambda u q                  are the pool's inner products with the residual,
 
 where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row k of A and updates p and q
 by the same row, so a pick costs a few vector operations on the pool. Picking goes on while the best score in the pool
-is at least what the best candidate outside had in the scan; then it is time to look again. Since r is computed anew in
-float64 after each round and c starts from it, rounding errors do not add up, and float32 embeddings are enough.
+is at least what the best candidate outside had in the scan; then it is time to look again. The columns of W that
+belong to the picks are the next rows of L.
+
+Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
+errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
+are refined until they solve the equations in float64.
 
 Differs from the paper:
 - `relative` scales lambda with the mean squared norm of the candidates.
@@ -39,10 +43,14 @@ Nonnegative: TypeAlias = bool | Literal["clip"]
 
 CHOSEN_PER_PICK = 8  # one pick per scan for so many chosen so far
 PICKS_PER_SCAN = 128  # at most
-POOL_PER_PICK = 4
+POOL_PER_PICK = 3
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
-_BLOCK = 1024  # rows are copied this many at a time
+_SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
+_SOLVED = 1e-12  # weights are solved for until they change by less than this part
+_STEPS = 20  # at most; two or three are usual
+_BLOCK = 256  # rows are turned into float64 this many at a time
+_FACTOR_ROWS = 256  # in a block of the factor
 
 
 class PursuitOptions(TypedDict, total=False):
@@ -117,20 +125,20 @@ def pursue(
     if mean_square == 0:
         raise ValueError("embeddings must not all be zero: there is nothing to match")
     limit = n if size is None else size
-    fit = RidgeFit(dictionary, g, regularization * (mean_square if relative else 1.0), center, limit)
+    lambda_ = regularization * (mean_square if relative else 1.0)
+    fit = RidgeFit(dictionary, g, lambda_, center, limit, _precision(dictionary, lambda_, mean_square, exact))
     norm = float(g.norm())
 
     with progress_bar("choosing examples", limit, show=progress) as bar:
         while len(fit) < limit:
-            r = fit.residual()
-            if tolerance is not None and float(r.norm()) <= tolerance * norm:
+            if tolerance is not None and float(fit.residual.norm()) <= tolerance * norm:
                 break
             room = min(limit - len(fit), n - len(fit.taken))
             if room == 0:
                 break  # only dependent rows are left
             picks = 1 if exact else max(1, min(len(fit) // CHOSEN_PER_PICK, PICKS_PER_SCAN))
             before = len(fit)
-            fit.grow(r, min(picks, room))
+            fit.grow(min(picks, room))
             bar.advance(len(fit) - before)
     return fit.coreset(nonnegative, norm)
 
@@ -138,83 +146,83 @@ def pursue(
 class RidgeFit:
     """The regularised least-squares fit of g by the chosen rows, grown a few rows at a time.
 
-    Minimises |gamma G_I - g|^2 + lambda |gamma - u 1|^2, where u minimises |u 1 G_I - g|^2 or is zero. Keeps
-    M = L^-1, where L L^T = K + lambda I, and z_b = M b, z_1 = M 1 for b = G_I g, so that
-    gamma = M^T (z_b + lambda u z_1). With the inverse kept, growing is matrix products only.
+    Minimises |gamma G_I - g|^2 + lambda |gamma - u 1|^2, where u minimises |u 1 G_I - g|^2 or is zero. The gradient of
+    that, s = G_I r + lambda (u 1 - gamma), is solved for with the Cholesky factor and added to gamma: exact if the
+    factor is, and otherwise much closer than before, since r is computed in float64.
+
+    Attributes:
+        residual: what is left to match, r = g - gamma G_I, from scratch and in float64.
+        taken: chosen or passed over: not to be proposed again.
     """
 
-    def __init__(self, dictionary: Dictionary, g: Tensor, regularization: float, center: Center, size: int) -> None:
+    def __init__(
+        self,
+        dictionary: Dictionary,
+        g: Tensor,
+        regularization: float,
+        center: Center,
+        size: int,
+        dtype: torch.dtype,
+    ) -> None:
         self._dictionary, self._g = dictionary, g
         self._lambda, self._center = regularization, center
-        self._n, self._limit = 0, size
-        self.taken: list[int] = []  # chosen or passed over: not to be proposed again
+        self._limit, self._dtype = size, dtype
+        self.residual = g
+        self.taken: list[int] = []
         self._indices: list[int] = []
-        # Chosen rows, as they came for the pool, and in float64 for the fit.
-        self._rows = torch.empty(0, dictionary.dim, dtype=dictionary.dtype, device=g.device)
-        self._rows64 = g.new_empty(0, dictionary.dim)
-        self._K, self._M = g.new_empty(0, 0), g.new_empty(0, 0)
-        self._b, self._z_b, self._z_1 = (g.new_empty(0) for _ in range(3))
+        self._rows = torch.empty(0, dictionary.dim, dtype=dtype, device=g.device)  # chosen ones, and room for more
+        self._sum = torch.zeros_like(g)  # of the chosen rows
+        self._gamma = g.new_empty(0)
+        self._factor = GrowingCholesky(dtype, g.device)
 
     def __len__(self) -> int:
-        return self._n
+        return len(self._indices)
+
+    @property
+    def _chosen(self) -> Tensor:
+        return self._rows[: len(self)]
 
     def _make_room(self, capacity: int) -> None:
-        """Buffers double, up to what can be needed, so that growing costs little."""
-        if capacity <= len(self._b):
-            return
-        n, D = self._n, self._dictionary.dim
-        capacity = max(capacity, min(self._limit, max(2 * len(self._b), 64)))
-        self._rows = _enlarged(self._rows[:n], capacity, D)
-        self._rows64 = _enlarged(self._rows64[:n], capacity, D) if self._rows.dtype != torch.float64 else self._rows
-        self._K = _enlarged(self._K[:n, :n], capacity, capacity)
-        self._M = _enlarged(self._M[:n, :n], capacity, capacity)
-        self._b, self._z_b, self._z_1 = (_enlarged(v[:n], capacity) for v in (self._b, self._z_b, self._z_1))
+        """The buffer doubles, up to what can be needed, so that growing costs little."""
+        if capacity > len(self._rows):
+            capacity = max(capacity, min(self._limit, max(2 * len(self._rows), 64)))
+            larger = lazy_zeros(capacity, self._dictionary.dim, dtype=self._dtype, device=self._g.device)
+            larger[: len(self)] = self._chosen
+            self._rows = larger
 
-    def weights(self) -> Tensor:
-        n = self._n
-        z = self._z_b[:n] + self._lambda * self._uniform() * self._z_1[:n]
-        return self._M[:n, :n].T @ z
+    def _uniform(self, total: Tensor) -> float:
+        """The best uniform weight u for rows with this sum: <sum, g> / |sum|^2."""
+        square = float(total @ total)
+        return float(total @ self._g) / square if self._center == "uniform" and square > 0 else 0.0
 
-    def residual(self) -> Tensor:
-        """What is left to match, g - gamma G_I: from scratch and in float64."""
-        return self._g - self.weights() @ self._rows64[: self._n]
-
-    def _uniform(self) -> float:
-        """The best uniform weight u: <sum of rows, g> / |sum of rows|^2."""
-        if self._center == "zero" or not self._n:
-            return 0.0
-        n = self._n
-        square = float(self._K[:n, :n].sum())
-        return float(self._b[:n].sum()) / square if square > 0 else 0.0
-
-    def grow(self, r: Tensor, picks: int) -> None:
+    def grow(self, picks: int) -> None:
         """Add up to `picks` rows out of one scan; rows found to be dependent are passed over."""
         n_candidates = len(self._dictionary) - len(self.taken)
         taken = torch.tensor(self.taken, dtype=torch.long, device=self._g.device)
-        pool, scores = self._dictionary.best(r, min(POOL_PER_PICK * picks, n_candidates), taken)
-        rows = self._dictionary.rows(pool)
+        pool, scores = self._dictionary.best(self.residual, min(POOL_PER_PICK * picks, n_candidates), taken)
+        R = self._dictionary.rows(pool).to(self._dtype)
         if picks == 1:
-            order = [int((rows.double() @ r).argmax())]  # in float64: the scan only proposes
+            best = int((R.double() @ self.residual).argmax())  # in float64: the scan only proposes
+            pool, R, order = pool[[best]], R[[best]], [0]
+            W = self._factor.solve(self._chosen @ R.T)
         else:
-            order = self._picks_in_pool(rows, scores.double(), picks)
-        chosen = [int(pool[k]) for k in order]
+            W = self._factor.solve(self._chosen @ R.T)
+            order = self._picks_in_pool(R, W, scores.double(), picks)
+        chosen = pool[order].tolist()
         self.taken += chosen
-        self._append(chosen, rows[order])
+        self._append(chosen, R[order], W[:, order])
 
-    def _picks_in_pool(self, R: Tensor, c: Tensor, picks: int) -> list[int]:
+    def _picks_in_pool(self, R: Tensor, W: Tensor, c: Tensor, picks: int) -> list[int]:
         """Alg. 1 with the pool as its whole dictionary; see the module's introduction."""
-        n = self._n
-        V = (self._rows[:n] @ R.T).double()  # (n, pool); float32 is enough, as only differences are taken of it
-        W = self._M[:n, :n] @ V
-        gram = (R @ R.T).double()
-        A = gram - W.T @ W
+        gram = R @ R.T
+        A = (gram - W.T @ W).double()
+        gram = gram.double()
         A.diagonal().add_(self._lambda)
         least = _DEPENDENT * gram.diagonal()
-        b = (R @ self._g.to(R.dtype)).double()
-        to_chosen = V.sum(0)  # 1^T G_I g_k, for the uniform weight
-        sum_b, square = float(self._b[:n].sum()), float(self._K[:n, :n].sum())
-        q = W.T @ self._z_1[:n]
-        p = c + self._lambda * self._uniform() * q
+        b, to_chosen = (R @ torch.stack([self._g, self._sum], 1).to(R.dtype)).double().unbind(1)
+        sum_b, square = float(self._sum @ self._g), float(self._sum @ self._sum)
+        q = (W.T @ self._factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
+        p = c + self._lambda * self._uniform(self._sum) * q
         floor = float(c.min()) if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
         order: list[int] = []
         while len(order) < picks:
@@ -230,77 +238,128 @@ class RidgeFit:
             A.addr_(row, row, alpha=-1)
             sum_b += float(b[k])
             square += 2 * float(to_chosen[k]) + float(gram[k, k])
-            to_chosen += gram[k]
+            to_chosen = to_chosen + gram[k]
             u = sum_b / square if self._center == "uniform" and square > 0 else 0.0
             c = p - self._lambda * u * q
             c[order] = -torch.inf
         return order
 
-    def _append(self, indices: list[int], rows: Tensor) -> None:
-        """Extend K, M and what is kept of them by a block of rows, in float64 throughout (App. A.3)."""
-        n, R = self._n, rows.double()
-        V, C, b = self._rows64[:n] @ R.T, R @ R.T, R @ self._g
-        W = self._M[:n, :n] @ V
-        A = C - W.T @ W
+    def _append(self, indices: list[int], rows: Tensor, W: Tensor) -> None:
+        """Extend the fit by a block of rows, of which W = L^-1 G_I rows^T is known (App. A.3)."""
+        C = (rows @ rows.T).double()
+        A = C - (W.T @ W).double()
         A.diagonal().add_(self._lambda)
         L, independent = _cholesky_of_independent(A, _DEPENDENT * C.diagonal())
         if not len(independent):
             return
         if len(independent) < len(indices):
             indices = [indices[int(i)] for i in independent]
-            rows, R, V, W = rows[independent], R[independent], V[:, independent], W[:, independent]
-            C, b = C[independent][:, independent], b[independent]
-        m = len(indices)
-        self._make_room(n + m)
-        inverse = torch.linalg.solve_triangular(L, torch.eye(m, dtype=L.dtype, device=L.device), upper=False)
-        new = slice(n, n + m)
-        self._rows[new], self._rows64[new] = rows, R
-        self._K[:n, new], self._K[new, :n], self._K[new, new] = V, V.T, C
-        self._M[new, :n] = -inverse @ (W.T @ self._M[:n, :n])
-        self._M[new, new] = inverse
-        self._b[new] = b
-        self._z_b[new] = inverse @ (b - W.T @ self._z_b[:n])
-        self._z_1[new] = inverse @ (1 - W.T @ self._z_1[:n])
-        self._n = n + m
+            rows, W = rows[independent], W[:, independent]
+        n = len(self)
+        self._make_room(n + len(indices))
+        self._rows[n : n + len(indices)] = rows
+        self._sum += rows.double().sum(0)
+        self._factor.extend(W, L)
         self._indices += indices
+        self._gamma = torch.cat([self._gamma, self._gamma.new_zeros(len(indices))])
+        s = (self._chosen @ self.residual.to(self._dtype)).double()
+        s += self._lambda * (self._uniform(self._sum) - self._gamma)
+        self._gamma += self._factor.solve_transposed(self._factor.solve(s[:, None]))[:, 0]
+        self.residual = self._residual(self._gamma)
+
+    def _residual(self, gamma: Tensor) -> Tensor:
+        r = self._g.clone()
+        for part, rows in zip(gamma.split(_BLOCK), self._chosen.split(_BLOCK), strict=True):
+            r -= part @ rows.double()
+        return r
 
     def coreset(self, nonnegative: Nonnegative, norm: float) -> Coreset:
-        """The chosen rows with weights solved for afresh, so that nothing of the growing is left in them."""
-        keep = torch.arange(self._n, device=self._g.device)
-        self._M, self._rows64 = self._M.new_empty(0), self._rows64.new_empty(0)  # large, and no longer needed
-        weights = self._solve(keep)
+        """The chosen rows with their weights."""
+        dropped = torch.zeros(len(self), dtype=torch.bool, device=self._g.device)
+        weights = self._solve(dropped)
         if nonnegative is True:
-            while len(keep) and bool((weights < 0).any()):
-                keep = keep[weights >= 0]
-                weights = self._solve(keep)
+            while bool((weights < 0).any()):
+                dropped |= weights < 0
+                weights = self._solve(dropped)
         elif nonnegative == "clip":
             weights = weights.clamp(min=0)
-        r = self._g.clone()
-        for rows, part in zip(keep.split(_BLOCK), weights.split(_BLOCK), strict=True):
-            r -= part @ self._rows[rows].double()
-        indices = torch.tensor(self._indices, dtype=torch.long, device=self._g.device)[keep]
-        return Coreset(indices, weights, float(r.norm()) / norm if norm else 0.0)
+        error = float(self._residual(weights).norm()) / norm if norm else 0.0
+        indices = torch.tensor(self._indices, dtype=torch.long, device=self._g.device)
+        return Coreset(indices[~dropped], weights[~dropped], error)
 
-    def _solve(self, keep: Tensor) -> Tensor:
-        """Weights of some of the chosen rows: (K + lambda I) gamma = b + lambda u 1."""
-        if not len(keep):
-            return self._b[:0]
-        n, b = self._n, self._b[keep]
-        K = self._K[:n, :n].clone() if len(keep) == n else self._K[keep[:, None], keep]
-        if self._center == "uniform" and float(K.sum()) > 0:
-            b = b + self._lambda * float(b.sum() / K.sum())
-        K.diagonal().add_(self._lambda)
-        L, failed = torch.linalg.cholesky_ex(K)
-        if failed:  # dependent to working precision: the least-squares solution of least norm
-            solution: Tensor = torch.linalg.lstsq(K, b[:, None], driver="gelsd").solution[:, 0]
-            return solution
-        return torch.cholesky_solve(b[:, None], L)[:, 0]
+    def _solve(self, dropped: Tensor) -> Tensor:
+        """The weights to working accuracy, some of them held at zero.
+
+        With w = L^-1 s, a step L^-T w leaves the weights of rows d alone if w is orthogonal to L^-1 e_d.
+        """
+        L, gamma = self._factor, self._gamma.masked_fill(dropped, 0.0)
+        fixed = dropped.nonzero()[:, 0]
+        Y = torch.zeros(len(self), len(fixed), dtype=self._dtype, device=self._g.device)
+        Y[fixed, torch.arange(len(fixed), device=Y.device)] = 1
+        Y = torch.linalg.qr(L.solve(Y)).Q.double()
+        u = self._uniform(self._sum - self._chosen[fixed].double().sum(0))
+        last = math.inf
+        for _ in range(_STEPS):
+            r = self._residual(gamma)
+            s = torch.cat([rows.double() @ r for rows in self._chosen.split(_BLOCK)]) + self._lambda * (u - gamma)
+            w = L.solve(s[:, None])
+            step = L.solve_transposed(w - Y @ (Y.T @ w))[:, 0].masked_fill(dropped, 0.0)
+            length = float(step.norm())
+            if not length < last / 2:
+                break  # as near as rounding allows
+            gamma, last = gamma + step, length
+            if length <= _SOLVED * float(gamma.norm()):
+                break
+        return gamma
 
 
-def _enlarged(old: Tensor, *shape: int) -> Tensor:
-    new = lazy_zeros(*shape, dtype=old.dtype, device=old.device)
-    new[tuple(slice(0, length) for length in old.shape)] = old
-    return new
+class GrowingCholesky:
+    """A lower triangular factor L that grows by blocks of rows, kept as blocks with their diagonal part inverted.
+
+    Solving is matrix products only, nothing is copied as it grows, and the empty half takes no memory.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self._blocks: list[tuple[Tensor, Tensor]] = []  # to the left of the diagonal; inverse of what is on it
+        self._n = 0
+
+    def extend(self, W: Tensor, diagonal: Tensor) -> None:
+        """Append the rows [W^T, diagonal]."""
+        left, m = W.T, len(diagonal)
+        inverse = torch.linalg.solve_triangular(
+            diagonal, torch.eye(m, dtype=diagonal.dtype, device=diagonal.device), upper=False
+        )
+        if self._blocks and len(self._blocks[-1][1]) + m <= _FACTOR_ROWS:  # few large blocks instead of many small
+            above, upper = self._blocks.pop()
+            k = len(upper)
+            corner = -inverse @ left[:, -k:].double() @ upper.double()
+            inverse = torch.cat(
+                [
+                    torch.cat([upper.double(), inverse.new_zeros(k, m)], 1),
+                    torch.cat([corner, inverse], 1),
+                ]
+            )
+            left = torch.cat([above, left[:, :-k]])
+        self._blocks.append((left.contiguous(), inverse.to(self._dtype)))
+        self._n += m
+
+    def solve(self, V: Tensor) -> Tensor:
+        """L^-1 V for the columns of V."""
+        out = torch.empty(V.shape, dtype=self._dtype, device=self._device)
+        for left, inverse in self._blocks:
+            start, stop = left.shape[1], left.shape[1] + len(left)
+            out[start:stop] = inverse @ (V[start:stop].to(self._dtype) - left @ out[:start])
+        return out.to(V.dtype)
+
+    def solve_transposed(self, V: Tensor) -> Tensor:
+        """L^-T V for the columns of V."""
+        out = V.to(self._dtype, copy=True)
+        for left, inverse in reversed(self._blocks):
+            start, stop = left.shape[1], left.shape[1] + len(left)
+            out[start:stop] = inverse.T @ out[start:stop]
+            out[:start] -= left.T @ out[start:stop]
+        return out.to(V.dtype)
 
 
 def _cholesky_of_independent(A: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,6 +374,12 @@ def _cholesky_of_independent(A: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
             kept.append(k)
     chosen = torch.tensor(kept, dtype=torch.long, device=A.device)
     return torch.linalg.cholesky(A[chosen][:, chosen]), chosen
+
+
+def _precision(dictionary: Dictionary, lambda_: float, mean_square: float, exact: bool) -> torch.dtype:
+    """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64."""
+    single = dictionary.dtype == torch.float32 and not exact and lambda_ >= _SINGLE * mean_square
+    return torch.float32 if single else torch.float64
 
 
 def _as_dictionary(embeddings: Tensor | np.ndarray | Dictionary) -> Dictionary:

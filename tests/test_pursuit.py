@@ -10,6 +10,7 @@ from torch import Tensor
 
 import recollect as rc
 from recollect.dictionary import Factored, InMemory, Joined, OnDisk
+from recollect.pursuit import GrowingCholesky
 from tests.oracles import fit_from_scratch, pursue_from_scratch
 
 
@@ -84,6 +85,35 @@ def test_picks_in_a_pool_are_those_of_algorithm_1_on_the_pool(monkeypatch: pytes
         pooled = rc.pursue(G, 90, center=center, exact=False, regularization=0.02)  # type: ignore[arg-type]
         assert pooled.indices.tolist() == exact.indices.tolist()
         assert torch.allclose(pooled.weights, exact.weights, atol=1e-8)
+
+
+@pytest.mark.parametrize("nonnegative", [True, False])
+@pytest.mark.parametrize("regularization", [1e-3, 1e-5])
+def test_weights_of_float32_rows_are_as_good_as_in_float64(nonnegative: bool, regularization: float) -> None:
+    """Whichever precision the factor is kept in: refinement makes up for it, also where weights are held at zero."""
+    G = (random_rows(1500, 400) * torch.logspace(0, -3, 400, dtype=torch.float64) + 0.01).float()
+    g = (G[:800].double().sum(0) - G[800:1100].double().sum(0)).numpy()  # some weights want to be negative
+    coreset = rc.pursue(G, 300, target=torch.from_numpy(g), regularization=regularization, nonnegative=nonnegative)
+    assert nonnegative == (len(coreset) < 300)
+    chosen = G[coreset.indices].double().numpy()
+    truth = fit_from_scratch(chosen, g, regularization * float(G.double().square().sum(1).mean()), "uniform")
+    assert np.abs(coreset.weights.numpy() - truth).max() < 1e-6 * np.abs(truth).max()
+    assert coreset.error == pytest.approx(np.linalg.norm(g - truth @ chosen) / np.linalg.norm(g), rel=1e-6)
+
+
+def test_a_factor_grown_by_blocks_solves_like_one_made_at_once() -> None:
+    X = random_rows(700, 800)
+    A = X @ X.T + torch.eye(700, dtype=torch.float64)
+    truth = torch.linalg.cholesky(A)
+    factor, n = GrowingCholesky(torch.float64, A.device), 0
+    for m in (1, 1, 3, 128, 100, 200, 7, 260):
+        W = factor.solve(A[:n, n : n + m])
+        factor.extend(W, torch.linalg.cholesky(A[n : n + m, n : n + m] - W.T @ W))
+        n += m
+    V = random_rows(700, 5, seed=1)
+    assert n == 700
+    assert torch.allclose(factor.solve(V), torch.linalg.solve_triangular(truth, V, upper=False), rtol=1e-10)
+    assert torch.allclose(factor.solve_transposed(V), torch.linalg.solve_triangular(truth.T, V, upper=True), rtol=1e-10)
 
 
 def test_several_picks_per_scan_match_nearly_as_well_as_one() -> None:
