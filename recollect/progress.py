@@ -17,7 +17,7 @@ from rich.progress import (
 class Bar:
     """Something to tell how far the work has come."""
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: float = 1) -> None:
         """Report `steps` more steps as done."""
 
     def describe(self, description: str) -> None:
@@ -28,7 +28,7 @@ class _RichBar(Bar):
     def __init__(self, progress: Progress, task: int) -> None:
         self._progress, self._task = progress, task
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self, steps: float = 1) -> None:
         self._progress.advance(self._progress.tasks[self._task].id, steps)
 
     def describe(self, description: str) -> None:

@@ -25,6 +25,7 @@ from recollect.experiments import (
     reproduce,
     run,
 )
+from recollect.experiments.choices import Choices
 from recollect.experiments.runner import run_group
 from tests.conftest import assert_refused, needs_data
 
@@ -185,6 +186,40 @@ def test_embeddings_are_computed_once_per_batch_and_group(monkeypatch: pytest.Mo
     monkeypatch.setattr(rc.GradientEmbedding, "embed", counting)
     run_group(tuple(Experiment("gdumb", "digits", "recollect", size, epochs=1, rows=200) for size in (10, 20, 30)))
     assert len(counts) == 5
+
+
+def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def group(learner: str) -> tuple[Experiment, ...]:
+        return tuple(Experiment(learner, "digits", "recollect", size, epochs=1, rows=200) for size in (10, 30))
+
+    updates = []
+    update = rc.GradientMatching.update
+
+    def counting(self: rc.GradientMatching, *arguments: object, **options: object) -> None:
+        updates.append(self.capacity)
+        update(self, *arguments, **options)
+
+    monkeypatch.setattr(rc.GradientMatching, "update", counting)
+    choices = Choices(tmp_path)
+    gdumb = run_group(group("gdumb"), choices=choices)
+    assert updates == [10, 30] * 5
+    replay = run_group(group("er"), choices=choices)
+    assert updates == [10, 30] * 5  # nothing was chosen anew
+    for one, other in zip(gdumb, replay, strict=True):
+        for name in ("kept_ids", "kept_weights", "fitted_error"):
+            assert one[name] == other[name]
+        assert one["seconds_of"]["choose"] == other["seconds_of"]["choose"] > 0
+        assert other["seconds"] == pytest.approx(other["seconds_of"]["observe"] + other["seconds_of"]["test"], abs=0.02)
+
+    damaged, intact = sorted(tmp_path.iterdir())
+    damaged.write_bytes(intact.read_bytes()[:-50])
+    assert run_group(group("gdumb"), choices=choices)[0]["kept_ids"] == gdumb[0]["kept_ids"]
+    assert updates == [10, 30] * 5 + [10] * 5
+    changed = Experiment("gdumb", "digits", "recollect", 10, epochs=1, rows=201)
+    run_group((changed,), choices=choices)
+    assert updates[-5:] == [10] * 5 and len(updates) == 20  # another stream, another choice
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -150,26 +150,49 @@ def make_stream(experiment: Experiment, dataset: Dataset) -> Stream:
 
 def make_memory(experiment: Experiment, make_model: MakeModel) -> Memory:
     """The memory of an experiment, empty."""
-    make = MEMORIES[experiment.memory]
-    kind = make.func if isinstance(make, partial) else make
-    arguments = [make_model] if kind is GradientMatching else []
-    return make(*arguments, experiment.size, seed=experiment.seed, **dict(experiment.options))
+    arguments = [make_model] if is_gradient_matching(experiment.memory) else []
+    return MEMORIES[experiment.memory](*arguments, experiment.size, seed=experiment.seed, **dict(experiment.options))
+
+
+def is_gradient_matching(memory: str) -> bool:
+    """Whether a memory matches gradients over initialisations, so that its choice does not depend on training."""
+    make = MEMORIES[memory]
+    return (make.func if isinstance(make, partial) else make) is GradientMatching
 
 
 class Run:
-    """An experiment on its way through the stream."""
+    """An experiment on its way through the stream.
 
-    def __init__(self, experiment: Experiment, dataset: Dataset, stream: Stream | None = None) -> None:
+    Args:
+        experiment: what to do.
+        dataset: its data set.
+        stream: its stream, if that has been made.
+        memory: its memory, if that is not to be made anew.
+        choosing: how long the memory took to choose in advance.
+        shared: whether that was for another experiment, so that it is not counted as time spent on this one.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        dataset: Dataset,
+        stream: Stream | None = None,
+        memory: Memory | None = None,
+        *,
+        choosing: float = 0.0,
+        shared: bool = False,
+    ) -> None:
         self.experiment = experiment
         make_model = make_model_for(dataset)
         self.stream = make_stream(experiment, dataset) if stream is None else stream
         make_learner = partial(LEARNERS[experiment.learner], make_model)
         if experiment.learner not in WITHOUT_MEMORY:
-            make_learner = partial(make_learner, make_memory(experiment, make_model))
+            make_learner = partial(make_learner, make_memory(experiment, make_model) if memory is None else memory)
         self.learner = make_learner(epochs=experiment.epochs, seed=experiment.seed)
         self._accuracies: list[float] = []
         self._matrix: list[list[float]] = []
-        self._seconds = {"observe": 0.0, "test": 0.0}
+        self._seconds = {"choose": choosing, "observe": 0.0, "test": 0.0}
+        self._shared = shared
 
     def stepping(self, i: int) -> Generator[Job, float, None]:
         """Learn from batch i, and test if it is time; training is left to the caller, who says how long it took."""
@@ -198,7 +221,7 @@ class Run:
             "accuracies": self._accuracies,
             "task_accuracies": self._matrix,
             **self._kept(),
-            "seconds": round(sum(self._seconds.values()), 2),
+            "seconds": round(sum(self._seconds.values()) - self._shared * self._seconds["choose"], 2),
             "seconds_of": {name: round(value, 2) for name, value in self._seconds.items()},
             **environment(),
         }
@@ -209,8 +232,9 @@ class Run:
         if memory is None:
             return {}
         kept: dict[str, Any] = {"kept": len(memory)}
-        if isinstance(memory, GradientMatching):
-            kept["fitted_error"] = round(memory.error, 6)
+        error = getattr(memory, "error", None)
+        if error is not None:
+            kept["fitted_error"] = round(error, 6)
         if len(memory) <= FEW:
             kept["kept_ids"] = memory.batch.ids.tolist()
             kept["kept_weights"] = [round(weight, 3) for weight in memory.batch.weights.tolist()]

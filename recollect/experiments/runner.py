@@ -1,53 +1,42 @@
 """Runs many experiments: what can be shared is computed once, what is stored is not repeated, a stop loses little.
 
-A *group* is a set of experiments that differ in memory size and seed alone. They see the stream side by side: gradient
-embeddings, which do not depend on the size, are computed once per batch and seed, and small networks are trained as one
-stack. Each experiment's numbers are those of running it alone, up to rounding in the stack.
+A *group* is a set of experiments that differ in memory size and seed alone. First gradient matching chooses, for all
+sizes of a seed together, and writes down what it chose (`choices`); then the learners see the stream side by side, and
+small networks are trained as one stack. Each experiment's numbers are those of running it alone, up to rounding in the
+stack.
 """
 
 import math
 import multiprocessing
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from recollect import datasets
 from recollect.datasets import Dataset
-from recollect.dictionary import Dictionary
-from recollect.embedding import GradientEmbedding
-from recollect.experiments.experiment import KEY_FIELDS, Experiment, Run, make_stream, train_together
+from recollect.experiments.choices import Choices, Replayed, choose_for
+from recollect.experiments.experiment import (
+    KEY_FIELDS,
+    WITHOUT_MEMORY,
+    Experiment,
+    Run,
+    is_gradient_matching,
+    make_memory,
+    make_model_for,
+    make_stream,
+    train_together,
+)
 from recollect.experiments.store import Store
-from recollect.memories import GradientMatching
-from recollect.progress import progress_bar
+from recollect.progress import Bar, progress_bar
+from recollect.streams import Stream
 
 Group = tuple[Experiment, ...]
-
-
-class SharedEmbedding(GradientEmbedding):
-    """Remembers the candidates of a batch until all memories that share it have asked for them."""
-
-    sharers = 1
-    _last: tuple[Tensor, Dictionary] | None = None
-    _asked = 0
-
-    def dictionary(self, inputs: Tensor, targets: Tensor, *, progress: bool = False) -> Dictionary:
-        # The inputs are held on to, so that no other tensor can come to lie at the same address.
-        if self._last is None or self._last[0].data_ptr() != inputs.data_ptr() or len(self._last[0]) != len(inputs):
-            self._last = None  # let go of the old before the new is made: both may not fit
-            self._last, self._asked = (inputs, super().dictionary(inputs, targets, progress=progress)), 0
-        found, self._asked = self._last[1], self._asked + 1
-        if self._asked == self.sharers:
-            self._last = None
-        return found
-
-    def forget(self) -> None:
-        """Keep what the first memory of the group has learned of the stream: the others see the same one."""
 
 
 def grouped(experiments: Iterable[Experiment]) -> list[Group]:
@@ -60,21 +49,54 @@ def grouped(experiments: Iterable[Experiment]) -> list[Group]:
     return [tuple(sorted(set(group), key=lambda e: (e.seed, e.size))) for group in groups.values()]
 
 
-def run_group(group: Group, dataset: Dataset | None = None) -> list[dict[str, Any]]:
-    """The results of a group."""
+def run_group(
+    group: Group,
+    dataset: Dataset | None = None,
+    choices: Choices | None = None,
+    advance: Callable[[float], None] = lambda share: None,
+) -> list[dict[str, Any]]:
+    """The results of a group.
+
+    Args:
+        group: experiments that differ in size and seed alone.
+        dataset: their data set; loaded if not given.
+        choices: where what gradient matching chooses is looked up and kept.
+        advance: told how many experiments' worth of work has been done since it was told last.
+    """
     dataset = datasets.load(group[0].dataset) if dataset is None else dataset
     stream = make_stream(group[0], dataset)
-    runs = [Run(experiment, dataset, stream) for experiment in group]
-    shared: dict[int, SharedEmbedding] = {}
-    for run in runs:
-        if isinstance(memory := run.learner.memory, GradientMatching):
-            if memory.seed not in shared:
-                shared[memory.seed] = memory.share(SharedEmbedding)
-                shared[memory.seed].sharers = sum(other.experiment.seed == memory.seed for other in runs)
-            memory.embedding = shared[memory.seed]
+    runs, share = _prepared(group, dataset, stream, Choices() if choices is None else choices, advance)
     for i in range(len(stream.batches)):
         train_together([run.stepping(i) for run in runs])
+        advance(share)
     return [run.result() for run in runs]
+
+
+def _prepared(
+    group: Group, dataset: Dataset, stream: Stream, choices: Choices, advance: Callable[[float], None]
+) -> tuple[list[Run], float]:
+    """Runs whose gradient matching has been done, and the share of the work that each of their batches is."""
+    matching = [e for e in group if e.learner not in WITHOUT_MEMORY and is_gradient_matching(e.memory)]
+    known = {e: chosen for e in matching if (chosen := choices.find(e, stream)) is not None}
+    before = set(known)
+    unknown: dict[int, list[Experiment]] = {}
+    for experiment in matching:
+        if experiment not in known:
+            unknown.setdefault(experiment.seed, []).append(experiment)
+    share = len(group) / (len(stream.batches) * (1 + len(unknown)))
+    for experiments in unknown.values():
+        memories = [make_memory(experiment, make_model_for(dataset)) for experiment in experiments]
+        for experiment, chosen in zip(experiments, choose_for(memories, stream, partial(advance, share)), strict=True):
+            choices.keep(experiment, stream, chosen)
+            known[experiment] = chosen
+    runs = []
+    for e in group:
+        if e in known:
+            memory = Replayed(e.size, known[e], seed=e.seed)
+            runs.append(Run(e, dataset, stream, memory, choosing=known[e].seconds, shared=e in before))
+        else:
+            runs.append(Run(e, dataset, stream))
+    return runs, share
 
 
 def outstanding(experiments: Iterable[Experiment], store: Store) -> list[Experiment]:
@@ -95,25 +117,48 @@ def reproduce(experiments: Iterable[Experiment], store: Store, *, workers: int =
     groups = grouped(outstanding(experiments, store))
     added = 0
     with progress_bar("reproducing", sum(map(len, groups)), show=progress) as bar:
-        for results in _results(groups, workers):
+        for results in _results(groups, store.path.with_suffix(".choices"), workers, bar):
             store.append(*results)
             added += len(results)
-            bar.advance(len(results))
     return added
 
 
-def _results(groups: list[Group], workers: int) -> Iterator[list[dict[str, Any]]]:
+def _results(groups: list[Group], folder: Path, workers: int, bar: Bar) -> Iterator[list[dict[str, Any]]]:
     if workers <= 1:
-        yield from map(run_group, groups)
+        for group in groups:
+            yield run_group(group, choices=Choices(folder), advance=bar.advance)
         return
     threads = max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        pending = {pool.submit(run_group, group) for group in groups}
+    done = context.Value("d", 0.0)
+    shown = 0.0
+    with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(threads, done)) as pool:
+        pending = {pool.submit(_run_in_worker, group, folder) for group in groups}
         while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            for future in done:
+            finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+            now = done.value
+            bar.advance(now - shown)
+            shown = now
+            for future in finished:
                 yield future.result()
+
+
+_done: Any = None  # in a worker: the number of experiments' worth of work that all workers have done
+
+
+def _start_worker(threads: int, done: Any) -> None:
+    global _done
+    torch.set_num_threads(threads)
+    _done = done
+
+
+def _run_in_worker(group: Group, folder: Path) -> list[dict[str, Any]]:
+    return run_group(group, choices=Choices(folder), advance=_tell)
+
+
+def _tell(share: float) -> None:
+    with _done.get_lock():
+        _done.value += share
 
 
 def estimate_seconds(experiments: Iterable[Experiment], store: Store) -> float | None:
@@ -132,8 +177,15 @@ def estimate_seconds(experiments: Iterable[Experiment], store: Store) -> float |
 
 
 def _likeness(key: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """From very alike to somewhat alike."""
-    names = ("learner", "memory", "size", "dataset"), ("learner", "memory", "dataset"), ("learner", "memory", "size")
+    """From very alike to hardly alike."""
+    names = (
+        ("learner", "memory", "size", "dataset"),
+        ("learner", "memory", "dataset"),
+        ("learner", "memory", "size"),
+        ("learner", "dataset"),
+        ("learner",),
+        (),
+    )
     return [tuple((name, key[name]) for name in some) for some in names]
 
 

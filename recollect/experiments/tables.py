@@ -43,7 +43,7 @@ class Cell(NamedTuple):
     seeds: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.deviation:.2f} ({self.seeds})"
+        return f"{self.mean:.2f} ± {self.deviation:.2f} ({self.seeds})" if self.seeds > 1 else f"{self.mean:.2f} (1)"
 
 
 @dataclass(frozen=True)

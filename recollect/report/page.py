@@ -160,7 +160,7 @@ def cost_table(results: Results) -> Table:
                 NAMES.get(dataset, dataset),
                 NAMES.get(memory, memory),
                 str(size),
-                f"{mean(r['seconds_of']['observe'] for r in found):.1f}",
+                f"{mean(r['seconds_of'].get('choose', 0) + r['seconds_of']['observe'] for r in found):.1f}",
                 f"{mean(r['seconds_of']['test'] for r in found):.1f}",
                 f"{mean(errors):.4f}" if errors else "",
             )
