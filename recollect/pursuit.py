@@ -41,9 +41,10 @@ from recollect.progress import progress_bar
 Center: TypeAlias = Literal["uniform", "zero"]
 Nonnegative: TypeAlias = bool | Literal["clip"]
 
-CHOSEN_PER_PICK = 8  # one pick per scan for so many chosen so far
+CHOSEN_PER_PICK = 4  # one pick per scan for so many chosen so far
 PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 3
+POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
 _SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
@@ -199,7 +200,8 @@ class RidgeFit:
         """Add up to `picks` rows out of one scan; rows found to be dependent are passed over."""
         n_candidates = len(self._dictionary) - len(self.taken)
         taken = torch.tensor(self.taken, dtype=torch.long, device=self._g.device)
-        pool, scores = self._dictionary.best(self.residual, min(POOL_PER_PICK * picks, n_candidates), taken)
+        wanted = POOL_PER_PICK * picks if picks == 1 else max(POOL_AT_LEAST, POOL_PER_PICK * picks)
+        pool, scores = self._dictionary.best(self.residual, min(wanted, n_candidates), taken)
         R = self._dictionary.rows(pool).to(self._dtype)
         if picks == 1:
             best = int((R.double() @ self.residual).argmax())  # in float64: the scan only proposes
