@@ -60,7 +60,7 @@ def test_tables_differences_and_pictures_are_there() -> None:
     assert "[66.07 ± 0.22]" in page
     assert "GMC less Reservoir" in page
     assert "The 3 examples of digits kept by reservoir" in page
-    assert "What it costs" in page
+    assert "What choosing costs" in page
 
 
 def test_the_command_writes_the_page_or_says_what_is_missing(

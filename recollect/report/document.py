@@ -118,9 +118,12 @@ def _published(learner: str, dataset: str, memory: str, size: int) -> bool:
     return (learner, dataset, memory, size) in paper_results()
 
 
-def _hours(results: Results) -> list[tuple[str, str, float]]:
-    """How long each part took, in hours of one process."""
-    sums: Counter[tuple[str, str]] = Counter()
+def _hours(results: Results) -> list[tuple[str, str, int, float]]:
+    """How many runs each part has, and how long they took, in hours of one process."""
+    parts: dict[tuple[str, str], list[float]] = {}
     for r in results:
-        sums[r["learner"], r["dataset"]] += r.get("seconds", 0.0)
-    return [(NAMES.get(k[0], k[0]), NAMES.get(k[1], k[1]), seconds / 3600) for k, seconds in sorted(sums.items())]
+        parts.setdefault((r["learner"], r["dataset"]), []).append(r.get("seconds", 0.0))
+    return [
+        (NAMES.get(learner, learner), NAMES.get(dataset, dataset), len(seconds), sum(seconds) / 3600)
+        for (learner, dataset), seconds in sorted(parts.items())
+    ]

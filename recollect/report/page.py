@@ -147,26 +147,28 @@ def _data_address(figure: Figure, dpi: int) -> str:
 
 
 def cost_table(results: Results) -> Table:
-    """What choosing costs and how well it matches, by memory and data set: means over seeds, at each size."""
-    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    """How long choosing took and how well the kept match, by data set, memory and size: means over seeds.
+
+    Gradients of a batch are computed once for all sizes, and counted with the first.
+    """
+    groups: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
     for r in results:
         if r["learner"] == "gdumb" and r.get("seconds_of") and not r["options"] and r["rows"] is None:
-            groups.setdefault((r["dataset"], r["memory"], r["size"]), []).append(r)
+            groups.setdefault((r["dataset"], r["memory"]), {}).setdefault(r["size"], []).append(r)
+    sizes = sorted({size for by_size in groups.values() for size in by_size})
     rows = []
-    for (dataset, memory, size), found in sorted(groups.items()):
-        errors = [r["fitted_error"] for r in found if r.get("fitted_error") is not None]
-        rows.append(
-            (
-                NAMES.get(dataset, dataset),
-                NAMES.get(memory, memory),
-                str(size),
-                f"{mean(r['seconds_of'].get('choose', 0) + r['seconds_of']['observe'] for r in found):.1f}",
-                f"{mean(r['seconds_of']['test'] for r in found):.1f}",
-                f"{mean(errors):.4f}" if errors else "",
-            )
-        )
-    header = ("data set", "memory", "size", "choosing [s]", "training and testing [s]", "fitted error")
-    return Table("What it costs, and how well the kept match", header, tuple(rows))
+    for (dataset, memory), by_size in sorted(groups.items()):
+        cells = [_cost(by_size.get(size, [])) for size in sizes]
+        rows.append((NAMES.get(dataset, dataset), NAMES.get(memory, memory), *cells))
+    return Table("What choosing costs, and how well the kept match", ("", "", *map(str, sizes)), tuple(rows))
+
+
+def _cost(found: list[dict[str, Any]]) -> str:
+    if not found:
+        return ""
+    seconds = mean(r["seconds_of"].get("choose", 0.0) + r["seconds_of"]["observe"] for r in found)
+    errors = [r["fitted_error"] for r in found if r.get("fitted_error") is not None]
+    return f"{seconds:.0f} s" + (f", {mean(errors):.4f}" if errors else "")
 
 
 def other_settings(results: Results) -> list[str]:
