@@ -12,9 +12,9 @@ K = G_I G_I^T, the pool R has W = L^-1 G_I R^T, and
     c = p - lambda u q                  are the pool's inner products with the residual,
 
 where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row k of A and updates p and q
-by the same row, so a pick costs a few vector operations on the pool. Picking goes on while the best score in the pool
-is at least what the best candidate outside had in the scan; then it is time to look again. The columns of W that
-belong to the picks are the next rows of L.
+by the same row, so a pick costs a few vector operations on the pool; a row of A is brought up to date when it is
+picked. Picking goes on while the best score in the pool is at least what the best candidate outside had in the scan;
+then it is time to look again. The columns of W that belong to the picks are the next rows of L.
 
 Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
@@ -227,17 +227,21 @@ class RidgeFit:
         p = c + self._lambda * self._uniform(self._sum) * q
         floor = float(c.min()) if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
         order: list[int] = []
+        eliminated = A.new_empty(picks, len(A))  # rows of A's own Cholesky factor
+        left = A.diagonal().clone()
         while len(order) < picks:
-            c = c.masked_fill(A.diagonal() <= least, -torch.inf)
+            c = c.masked_fill(left <= least, -torch.inf)
             k = int(c.argmax())
             if c[k] == -torch.inf or (order and float(c[k]) < floor):
                 break  # nothing is left, or something outside the pool may well be better
+            before = eliminated[: len(order)]
+            pivot = math.sqrt(float(left[k]))
+            row = torch.addmv(A[k], before.T, before[:, k], alpha=-1).div_(pivot)
+            eliminated[len(order)] = row
             order.append(k)
-            pivot = math.sqrt(float(A[k, k]))
-            row = A[k] / pivot
-            p -= row * (float(p[k]) / pivot)
-            q += row * ((1 - float(q[k])) / pivot)
-            A.addr_(row, row, alpha=-1)
+            left.addcmul_(row, row, value=-1)
+            p.add_(row, alpha=-float(p[k]) / pivot)
+            q.add_(row, alpha=(1 - float(q[k])) / pivot)
             sum_b += float(b[k])
             square += 2 * float(to_chosen[k]) + float(gram[k, k])
             to_chosen = to_chosen + gram[k]
