@@ -25,7 +25,6 @@ from recollect.experiments import (
     reproduce,
     run,
 )
-from recollect.experiments.choices import Choices
 from recollect.experiments.runner import run_group
 from tests.conftest import assert_refused, needs_data
 
@@ -202,10 +201,9 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
         update(self, *arguments, **options)
 
     monkeypatch.setattr(rc.GradientMatching, "update", counting)
-    choices = Choices(tmp_path)
-    gdumb = run_group(group("gdumb"), choices=choices)
+    gdumb = run_group(group("gdumb"), folder=tmp_path)
     assert updates == [10, 30] * 5
-    replay = run_group(group("er"), choices=choices)
+    replay = run_group(group("er"), folder=tmp_path)
     assert updates == [10, 30] * 5  # nothing was chosen anew
     for one, other in zip(gdumb, replay, strict=True):
         for name in ("kept_ids", "kept_weights", "fitted_error"):
@@ -215,10 +213,10 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
 
     damaged, intact = sorted(tmp_path.iterdir())
     damaged.write_bytes(intact.read_bytes()[:-50])
-    assert run_group(group("gdumb"), choices=choices)[0]["kept_ids"] == gdumb[0]["kept_ids"]
+    assert run_group(group("gdumb"), folder=tmp_path)[0]["kept_ids"] == gdumb[0]["kept_ids"]
     assert updates == [10, 30] * 5 + [10] * 5
     changed = Experiment("gdumb", "digits", "recollect", 10, epochs=1, rows=201)
-    run_group((changed,), choices=choices)
+    run_group((changed,), folder=tmp_path)
     assert updates[-5:] == [10] * 5 and len(updates) == 20  # another stream, another choice
 
 

@@ -30,7 +30,10 @@ from recollect.memories import GradientMatching, Memory
 from recollect.memories.memory import Choice
 from recollect.streams import Stream
 
-ELSEWHERE = ("cli.py", "demo.py", "learners", "metrics.py", "progress.py", "report", "tabular")
+ELSEWHERE = (
+    *("cli.py", "demo.py", "learners", "metrics.py", "progress.py", "report", "tabular"),
+    *("figures.py", "runner.py", "store.py", "tables.py", "targets.py"),
+)
 """Parts of this package that have no say in what is chosen."""
 
 
@@ -74,36 +77,47 @@ class Replayed(Memory):
 
 
 class Choices:
-    """A folder of what was chosen, one file for each memory, size, seed and stream.
+    """What was chosen on a stream, in a folder with one file for each memory, size and seed.
 
     A name is made of all that decides the choice, the code and the data included, so that nothing stale is ever found.
 
     Args:
-        folder: where to keep them; nowhere but in memory if None.
+        stream: what there was to choose from.
+        folder: where to keep them; nothing is kept if None.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
-        self._here: dict[str, Chosen] = {}
+    def __init__(self, stream: Stream, folder: Path | None = None) -> None:
+        self._stream, self._folder = stream, folder
+        self._checksum = 0 if folder is None else _checksum(stream)
 
-    def find(self, experiment: Experiment, stream: Stream) -> Chosen | None:
+    def find(self, experiment: Experiment) -> Chosen | None:
         """What was chosen for this experiment or one like it, if that is known."""
-        name = _name(experiment, stream)
         if self._folder is None:
-            return self._here.get(name)
+            return None
         try:
-            return _read(self._folder / name, stream)
+            return _read(self._folder / self._name(experiment), self._stream)
         except (OSError, KeyError, ValueError, SafetensorError):  # not there, or damaged: to be chosen again
             return None
 
-    def keep(self, experiment: Experiment, stream: Stream, chosen: Chosen) -> None:
+    def keep(self, experiment: Experiment, chosen: Chosen) -> None:
         """Write down a choice, whole or not at all."""
-        name = _name(experiment, stream)
-        if self._folder is None:
-            self._here[name] = chosen
-        else:
+        if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._folder / name, _written(chosen))
+            write_atomically(self._folder / self._name(experiment), _written(chosen))
+
+    def _name(self, experiment: Experiment) -> str:
+        """A file name for all that decides the choice."""
+        decisive = {
+            "memory": experiment.memory,
+            "size": experiment.size,
+            "seed": experiment.seed,
+            "options": dict(experiment.options),
+            "stream": self._checksum,
+            "code": _code(),
+            "torch": torch.__version__,
+        }
+        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+        return f"{experiment.dataset}-{experiment.memory}-{experiment.size}-{experiment.seed}-{digest[:16]}.safetensors"
 
 
 def choose_for(memories: Iterable[Memory], stream: Stream, advance: Callable[[], None] = lambda: None) -> list[Chosen]:
@@ -142,21 +156,6 @@ class SharedEmbedding(GradientEmbedding):
 
     def forget(self) -> None:
         """Keep what the first memory of the group has learned of the stream: the others see the same one."""
-
-
-def _name(experiment: Experiment, stream: Stream) -> str:
-    """A file name for all that decides the choice."""
-    decisive = {
-        "memory": experiment.memory,
-        "size": experiment.size,
-        "seed": experiment.seed,
-        "options": dict(experiment.options),
-        "stream": _checksum(stream),
-        "code": _code(),
-        "torch": torch.__version__,
-    }
-    digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
-    return f"{experiment.dataset}-{experiment.memory}-{experiment.size}-{experiment.seed}-{digest[:16]}.safetensors"
 
 
 def _checksum(stream: Stream) -> int:

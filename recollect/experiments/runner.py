@@ -52,7 +52,7 @@ def grouped(experiments: Iterable[Experiment]) -> list[Group]:
 def run_group(
     group: Group,
     dataset: Dataset | None = None,
-    choices: Choices | None = None,
+    folder: Path | None = None,
     advance: Callable[[float], None] = lambda share: None,
 ) -> list[dict[str, Any]]:
     """The results of a group.
@@ -60,12 +60,12 @@ def run_group(
     Args:
         group: experiments that differ in size and seed alone.
         dataset: their data set; loaded if not given.
-        choices: where what gradient matching chooses is looked up and kept.
+        folder: where what gradient matching chooses is looked up and kept, if anywhere.
         advance: told how many experiments' worth of work has been done since it was told last.
     """
     dataset = datasets.load(group[0].dataset) if dataset is None else dataset
     stream = make_stream(group[0], dataset)
-    runs, share = _prepared(group, dataset, stream, Choices() if choices is None else choices, advance)
+    runs, share = _prepared(group, dataset, stream, Choices(stream, folder), advance)
     for i in range(len(stream.batches)):
         train_together([run.stepping(i) for run in runs])
         advance(share)
@@ -77,7 +77,7 @@ def _prepared(
 ) -> tuple[list[Run], float]:
     """Runs whose gradient matching has been done, and the share of the work that each of their batches is."""
     matching = [e for e in group if e.learner not in WITHOUT_MEMORY and is_gradient_matching(e.memory)]
-    known = {e: chosen for e in matching if (chosen := choices.find(e, stream)) is not None}
+    known = {e: chosen for e in matching if (chosen := choices.find(e)) is not None}
     before = set(known)
     unknown: dict[int, list[Experiment]] = {}
     for experiment in matching:
@@ -87,7 +87,7 @@ def _prepared(
     for experiments in unknown.values():
         memories = [make_memory(experiment, make_model_for(dataset)) for experiment in experiments]
         for experiment, chosen in zip(experiments, choose_for(memories, stream, partial(advance, share)), strict=True):
-            choices.keep(experiment, stream, chosen)
+            choices.keep(experiment, chosen)
             known[experiment] = chosen
     runs = []
     for e in group:
@@ -126,7 +126,7 @@ def reproduce(experiments: Iterable[Experiment], store: Store, *, workers: int =
 def _results(groups: list[Group], folder: Path, workers: int, bar: Bar) -> Iterator[list[dict[str, Any]]]:
     if workers <= 1:
         for group in groups:
-            yield run_group(group, choices=Choices(folder), advance=bar.advance)
+            yield run_group(group, folder=folder, advance=bar.advance)
         return
     threads = max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
@@ -153,7 +153,7 @@ def _start_worker(threads: int, done: Any) -> None:
 
 
 def _run_in_worker(group: Group, folder: Path) -> list[dict[str, Any]]:
-    return run_group(group, choices=Choices(folder), advance=_tell)
+    return run_group(group, folder=folder, advance=_tell)
 
 
 def _tell(share: float) -> None:
