@@ -18,6 +18,9 @@ from torch.nn import functional as F
 from recollect.embedding.layers import Call, Rule, Sides
 
 
+_CACHED = 32  # the gradients of so many examples stay in the cache: sparse products are twice as fast as with 128
+
+
 class Projection(ABC):
     """A linear map from gradients to `width` numbers, applied piece by piece."""
 
@@ -80,12 +83,19 @@ class Sparse(Projection):
         }
         return self
 
+    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
+        assert call.delta is not None
+        for start in range(0, len(out), _CACHED):
+            rows = slice(start, min(start + _CACHED, len(out)))
+            part = Call(_of_examples(call.input, rows, len(out)), _of_examples(call.delta, rows, len(out)))
+            super().add_call(out[rows], layer, rule, module, part)
+
     def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
         if name in self._blocks:
             # A bag of table rows is a row of a sparse matrix times the table: torch's fastest such product.
             columns, starts, values = self._blocks[name]
             table = gradient.T.contiguous()  # (entries, n)
-            buffer += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=values).T
+            buffer += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=values).T.contiguous()
 
 
 class Kronecker(Projection):
@@ -182,6 +192,12 @@ class Kronecker(Projection):
             place.baddbmm_(left, right)
         else:
             place.add_(left @ right)
+
+
+def _of_examples(value: Tensor, rows: slice, n: int) -> Tensor:
+    """The part of some of n examples, each of which may have several entries in the first dimension."""
+    positions = len(value) // n
+    return value[rows.start * positions : rows.stop * positions]
 
 
 def _places(count: int) -> list[float]:
