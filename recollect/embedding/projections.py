@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from recollect.embedding.layers import Call, Rule, Sides
 
-
 _CACHED = 32  # the gradients of so many examples stay in the cache: sparse products are twice as fast as with 128
 
 
