@@ -72,6 +72,7 @@ def test_figures_are_drawn_from_results_and_from_nothing(tmp_path: Path) -> None
     for results in ([], RESULTS + varied + tasks):
         made = {
             "size": figures.accuracy_against_size(results, "gdumb"),
+            "gain": figures.gain_over_reservoir(results, "gdumb"),
             "sensitivity": figures.sensitivity(results),
             "initialisation": figures.initialisation(results),
             "regularisation": figures.regularisation(results),

@@ -49,12 +49,34 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
                     axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
             _log_sizes(axes)
             axes.set_title(NAMES[dataset])
-        handles = {
-            label: h for axes in panels.values() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        if handles:
-            figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+        _common_legend(figure, panels)
         figure.supylabel("final test accuracy [%]")
+    return figure
+
+
+def gain_over_reservoir(results: Results, learner: str) -> Figure:
+    """How much better gradient matching is than a reservoir, by memory size; the paper's means are dotted."""
+    ours, paper = summarise(results), paper_results()
+    present = [name for name in DATASETS if any(key[:3] == (learner, name, "reservoir") for key in ours)]
+    with matplotlib.rc_context(_STYLE):
+        figure, panels = _panels(present)
+        for dataset, axes in panels.items():
+            for memory in ("recollect", "gmc", "gmc-last-layer"):
+                keys = {s: ((learner, dataset, memory, s), (learner, dataset, "reservoir", s)) for s in SIZES}
+                both = {s: (ours[a], ours[b]) for s, (a, b) in keys.items() if a in ours and b in ours}
+                cells = {
+                    s: Cell(a.mean - b.mean, float(np.hypot(a.deviation, b.deviation)), min(a.seeds, b.seeds))
+                    for s, (a, b) in both.items()
+                }
+                if cells:
+                    _curve(axes, cells, COLORS[memory], NAMES[memory])
+                theirs = [(s, paper[a].accuracy - paper[b].accuracy) for s, (a, b) in keys.items() if a in paper]
+                axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs and cells else None
+            axes.axhline(0, color=COLORS["reservoir"], lw=1)
+            _log_sizes(axes)
+            axes.set_title(NAMES[dataset])
+        _common_legend(figure, panels)
+        figure.supylabel("accuracy less that of Reservoir [%]")
     return figure
 
 
@@ -171,6 +193,13 @@ def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str) -> None:
     spread = np.array([c.deviation for c in cells.values()])
     axes.plot(x, middle, color=color, marker="o", ms=4, lw=1.8, label=label)
     axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
+
+
+def _common_legend(figure: Figure, panels: dict[str, Axes]) -> None:
+    """One legend for all panels, below them."""
+    handles = {label: h for axes in panels.values() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if handles:
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
 
 
 def _log_sizes(axes: Axes) -> None:

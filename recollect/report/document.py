@@ -76,14 +76,14 @@ def _levels(results: Results) -> list[str]:
 
 
 def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]]:
-    made = [
-        (
-            f"accuracy-{name}",
-            f"{NAMES[name]}: accuracy against memory size",
-            figures.accuracy_against_size(results, name),
-        )
-        for name in learners
-    ]
+    made = []
+    for name in learners:
+        title = f"{NAMES[name]}: accuracy against memory size"
+        made.append((f"accuracy-{name}", title, figures.accuracy_against_size(results, name)))
+        if not _verdicts(results, name):
+            continue  # nothing to compare yet
+        title = f"{NAMES[name]}: gradient matching less Reservoir"
+        made.append((f"gain-{name}", title, figures.gain_over_reservoir(results, name)))
     changed = {name for r in results for name in r["options"]}
     if changed & {"inits", "dim"}:
         made.append(("sensitivity", "Sensitivity to S, d and lambda", figures.sensitivity(results)))
