@@ -205,11 +205,9 @@ class RidgeFit:
         R = self._dictionary.rows(pool).to(self._dtype)
         if picks == 1:
             best = int((R.double() @ self.residual).argmax())  # in float64: the scan only proposes
-            pool, R, order = pool[[best]], R[[best]], [0]
-            W = self._factor.solve(self._chosen @ R.T)
-        else:
-            W = self._factor.solve(self._chosen @ R.T)
-            order = self._picks_in_pool(R, W, scores.double(), picks)
+            pool, R = pool[[best]], R[[best]]
+        W = self._factor.solve(self._chosen @ R.T)
+        order = [0] if picks == 1 else self._picks_in_pool(R, W, scores.double(), picks)
         chosen = pool[order].tolist()
         self.taken += chosen
         self._append(chosen, R[order], W[:, order])
@@ -328,7 +326,6 @@ class GrowingCholesky:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype, self._device = dtype, device
         self._blocks: list[tuple[Tensor, Tensor]] = []  # to the left of the diagonal; inverse of what is on it
-        self._n = 0
 
     def extend(self, W: Tensor, diagonal: Tensor) -> None:
         """Append the rows [W^T, diagonal]."""
@@ -348,7 +345,6 @@ class GrowingCholesky:
             )
             left = torch.cat([above, left[:, :-k]])
         self._blocks.append((left.contiguous(), inverse.to(self._dtype)))
-        self._n += m
 
     def solve(self, V: Tensor) -> Tensor:
         """L^-1 V for the columns of V."""

@@ -9,9 +9,9 @@ from jinja2 import Environment, StrictUndefined
 
 from recollect import datasets
 from recollect.experiments import figures
-from recollect.experiments.tables import NAMES, Results, accuracy_table, difference_table, summarise
+from recollect.experiments.tables import NAMES, Results, difference_table, summarise
 from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, paper_results
-from recollect.report.page import cost_table, other_settings
+from recollect.report.page import accuracy_tables, cost_table, difference_tables, other_settings
 
 
 def write_document(results: Results, path: Path) -> str:
@@ -27,15 +27,8 @@ def write_document(results: Results, path: Path) -> str:
     return environment.from_string(template).render(
         names=NAMES,
         learners=learners,
-        tables={learner: _tables(results, learner) for learner in learners},
-        differences={
-            learner: [
-                table
-                for memory in ("gmc", "gmc-last-layer", "recollect")
-                if (table := difference_table(results, learner, memory)).rows
-            ]
-            for learner in learners
-        },
+        tables={learner: accuracy_tables(results, learner) for learner in learners},
+        differences={learner: difference_tables(results, learner) for learner in learners},
         verdicts={learner: _verdicts(results, learner) for learner in learners},
         levels=_levels(results),
         pictures=pictures,
@@ -45,11 +38,6 @@ def write_document(results: Results, path: Path) -> str:
         hours=_hours(results),
         n_results=len(results),
     )
-
-
-def _tables(results: Results, learner: str) -> list[Any]:
-    present = {r["dataset"] for r in results if r["learner"] == learner}
-    return [accuracy_table(results, learner, dataset) for dataset in DATASETS if dataset in present]
 
 
 def _verdicts(results: Results, learner: str) -> list[tuple[str, Counter[str]]]:

@@ -39,8 +39,8 @@ def build_page(results: Results, load: LoadDataset | None = None) -> str:
         names=NAMES,
         n_results=len(results),
         learners=learners,
-        tables={name: _tables(results, name) for name in learners},
-        differences={name: _differences(results, name) for name in learners},
+        tables={name: accuracy_tables(results, name) for name in learners},
+        differences={name: difference_tables(results, name) for name in learners},
         curves=_as_script(_curves(results)),
         galleries=_galleries(results, load),
         frequencies=_frequencies(load),
@@ -55,12 +55,14 @@ def _load_if_here(name: str) -> Dataset | None:
     return datasets.load(name) if name == "digits" or datasets.find(name) is not None else None
 
 
-def _tables(results: Results, learner: str) -> list[Table]:
+def accuracy_tables(results: Results, learner: str) -> list[Table]:
+    """One for each data set of which there are results."""
     present = {r["dataset"] for r in results if r["learner"] == learner}
     return [accuracy_table(results, learner, dataset) for dataset in DATASETS if dataset in present]
 
 
-def _differences(results: Results, learner: str) -> list[Table]:
+def difference_tables(results: Results, learner: str) -> list[Table]:
+    """One for each kind of gradient matching that can be compared with Reservoir."""
     made = [difference_table(results, learner, memory) for memory in ("gmc", "gmc-last-layer", "recollect")]
     return [table for table in made if table.rows]
 
