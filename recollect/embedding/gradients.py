@@ -324,10 +324,9 @@ class GradientEmbedding:
         """Add the projected gradients of a few examples at one draw, over sqrt(S), to `out` (n, width)."""
         model, n, scale = draw.model, len(targets), self._scale
         if plan.rules:
-            for layer, call in listen(model, plan.rules, inputs, targets, self._losses, scale):
-                if call.delta is not None:
-                    module = model.get_submodule(layer)
-                    draw.projection.add_call(out, layer, plan.rules[layer], module, call)
+            calls = listen(model, plan.rules, inputs, targets, self._losses, scale)
+            uses = [(layer, plan.rules[layer], model.get_submodule(layer), call) for layer, call in calls]
+            draw.projection.add_pass(out, [use for use in uses if use[-1].delta is not None])
         if plan.rest:
             if not plan.rules:
                 with torch.no_grad():  # labels cannot be looked at inside vmap

@@ -8,7 +8,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from recollect.embedding.layers import Call, Rule, Sides
+
+Use: TypeAlias = tuple[str, Rule, nn.Module, Call]
+"""One use of a layer: its name, its rule, itself, and what flowed through it."""
 
 _CACHED = 32  # the gradients of so many examples stay in the cache: sparse products are twice as fast as with 128
 
@@ -32,6 +35,11 @@ class Projection(ABC):
     @abstractmethod
     def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
         """Add the projection of one parameter's gradients (n, entries) to `out` (n, width)."""
+
+    def add_pass(self, out: Tensor, uses: Sequence[Use]) -> None:
+        """Add what one pass through the model contributes."""
+        for use in uses:
+            self.add_call(out, *use)
 
     def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
         """Add what one use of a layer contributes."""
@@ -82,19 +90,24 @@ class Sparse(Projection):
         }
         return self
 
-    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
-        assert call.delta is not None
-        for start in range(0, len(out), _CACHED):
-            rows = slice(start, min(start + _CACHED, len(out)))
-            part = Call(_of_examples(call.input, rows, len(out)), _of_examples(call.delta, rows, len(out)))
-            super().add_call(out[rows], layer, rule, module, part)
+    def add_pass(self, out: Tensor, uses: Sequence[Use]) -> None:
+        """A few examples at a time, and laid out with the examples last until all layers are added."""
+        n = len(out)
+        for start in range(0, n, _CACHED):
+            rows = slice(start, min(start + _CACHED, n))
+            total = out.new_zeros(self.width, rows.stop - rows.start)
+            for layer, rule, module, call in uses:
+                assert call.delta is not None
+                part = Call(_of_examples(call.input, rows, n), _of_examples(call.delta, rows, n))
+                self.add_call(total.T, layer, rule, module, part)
+            out[rows] += total.T
 
     def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
         if name in self._blocks:
             # A bag of table rows is a row of a sparse matrix times the table: torch's fastest such product.
             columns, starts, values = self._blocks[name]
             table = gradient.T.contiguous()  # (entries, n)
-            buffer += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=values).T.contiguous()
+            buffer += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=values).T
 
 
 class Kronecker(Projection):
