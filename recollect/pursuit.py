@@ -13,8 +13,9 @@ K = G_I G_I^T, the pool R has W = L^-1 G_I R^T, and
 
 where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row k of A and updates p and q
 by the same row, so a pick costs a few vector operations on the pool; a row of A is brought up to date when it is
-picked. Picking goes on while the best score in the pool is at least what the best candidate outside had in the scan;
-then it is time to look again. The columns of W that belong to the picks are the next rows of L.
+picked. Picking goes on while the best score in the pool is at least half of what the best candidate outside had in the
+scan, since that one's will have fallen too; then it is time to look again. The columns of W that belong to the picks are
+the next rows of L.
 
 Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
@@ -43,14 +44,15 @@ Nonnegative: TypeAlias = bool | Literal["clip"]
 
 CHOSEN_PER_PICK = 4  # one pick per scan for so many chosen so far
 PICKS_PER_SCAN = 128  # at most
-POOL_PER_PICK = 3
+POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
+OUTDONE = 0.5  # no pick with less than this part of the best score outside the pool
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
 _SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
 _SOLVED = 1e-12  # weights are solved for until they change by less than this part
 _STEPS = 20  # at most; two or three are usual
-_BLOCK = 256  # rows are turned into float64 this many at a time
+_BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
 _FACTOR_ROWS = 256  # in a block of the factor
 
 
@@ -223,7 +225,7 @@ class RidgeFit:
         sum_b, square = float(self._sum @ self._g), float(self._sum @ self._sum)
         q = (W.T @ self._factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
         p = c + self._lambda * self._uniform(self._sum) * q
-        floor = float(c.min()) if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
+        floor = OUTDONE * float(c.min()) if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
         order: list[int] = []
         eliminated = A.new_empty(picks, len(A))  # rows of A's own Cholesky factor
         left = A.diagonal().clone()
