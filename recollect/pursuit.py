@@ -14,8 +14,8 @@ K = G_I G_I^T, the pool R has W = L^-1 G_I R^T, and
 where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row k of A and updates p and q
 by the same row, so a pick costs a few vector operations on the pool; a row of A is brought up to date when it is
 picked. Picking goes on while the best score in the pool is at least half of what the best candidate outside had in the
-scan, since that one's will have fallen too; then it is time to look again. The columns of W that belong to the picks are
-the next rows of L.
+scan, since that one's will have fallen too; then it is time to look again. The columns of W that belong to the picks
+are the next rows of L.
 
 Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
