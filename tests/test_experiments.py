@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +27,7 @@ from recollect.experiments import (
     reproduce,
     run,
 )
-from recollect.experiments.runner import run_group
+from recollect.experiments.runner import grouped, run_group
 from tests.conftest import assert_refused, needs_data
 
 
@@ -150,9 +152,13 @@ def test_datasets_lists_what_is_here_and_where(capsys: pytest.CaptureFixture[str
     assert "bundled" in output
 
 
+def results_of(group: tuple[Experiment, ...], folder: Path | None = None) -> list[dict[str, Any]]:
+    return [result for results in run_group(group, folder=folder) for result in results]
+
+
 def test_a_group_gives_what_its_experiments_give_alone() -> None:
     group = tuple(Experiment("gdumb", "digits", "recollect", size, epochs=2, rows=300) for size in (10, 25))
-    together = run_group(group)
+    together = results_of(group)
     alone = [run(experiment) for experiment in group]
     for one, other in zip(together, alone, strict=True):
         timeless = [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in (one, other)]
@@ -167,7 +173,7 @@ def test_runs_side_by_side_learn_what_they_learn_alone(learner: str, memory: str
         for seed in (0, 1)
         for size in (10, 25)
     )
-    for experiment, result in zip(group, run_group(group), strict=True):
+    for experiment, result in zip(group, results_of(group), strict=True):
         alone = run(experiment)
         assert result["accuracies"] == pytest.approx(alone["accuracies"], abs=0.6)  # two of 360 digits
         assert result["kept_ids"] == alone["kept_ids"]
@@ -183,8 +189,39 @@ def test_embeddings_are_computed_once_per_batch_and_group(monkeypatch: pytest.Mo
         return embed(self, *arguments, **options)
 
     monkeypatch.setattr(rc.GradientEmbedding, "embed", counting)
-    run_group(tuple(Experiment("gdumb", "digits", "recollect", size, epochs=1, rows=200) for size in (10, 20, 30)))
+    sizes = [Experiment("gdumb", "digits", "recollect", size, epochs=1, rows=200) for size in (10, 20, 30)]
+    others = [replace(sizes[0], options=(("regularization", value),)) for value in (0.1, 1.0)]
+    (group,) = grouped([*sizes, *others])
+    results = results_of(group)
     assert len(counts) == 5
+    assert len({tuple(result["kept_weights"]) for result in results}) == 5  # each setting has its own memory
+    for experiment in others:
+        alone = run(experiment)
+        assert alone["kept_weights"] == next(r for r in results if r["options"] == alone["options"])["kept_weights"]
+
+
+def test_other_embeddings_are_another_group() -> None:
+    experiments = [Experiment("gdumb", "digits", "gmc", 10, options=(("dim", dim),)) for dim in (50, 100)]
+    assert [len(group) for group in grouped(experiments)] == [1, 1]
+
+
+@needs_data("mnist")
+def test_networks_that_are_not_stacked_are_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiments = [Experiment("gdumb", "mnist", "reservoir", size, epochs=1, rows=100) for size in (10, 20)]
+    store = open_store(tmp_path / "results.jsonl")
+    append = Store.append
+
+    def killed_after_one(self: Store, *results: dict[str, object]) -> None:
+        append(self, *results)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Store, "append", killed_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(experiments, store)
+    assert [result["size"] for result in store.read()] == [10]
+    monkeypatch.setattr(Store, "append", append)
+    assert reproduce(experiments, store) == 1
+    assert [result["size"] for result in store.read()] == [10, 20]
 
 
 def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
@@ -201,9 +238,9 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
         update(self, *arguments, **options)
 
     monkeypatch.setattr(rc.GradientMatching, "update", counting)
-    gdumb = run_group(group("gdumb"), folder=tmp_path)
+    gdumb = results_of(group("gdumb"), tmp_path)
     assert updates == [10, 30] * 5
-    replay = run_group(group("er"), folder=tmp_path)
+    replay = results_of(group("er"), tmp_path)
     assert updates == [10, 30] * 5  # nothing was chosen anew
     for one, other in zip(gdumb, replay, strict=True):
         for name in ("kept_ids", "kept_weights", "fitted_error"):
@@ -213,10 +250,10 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
 
     damaged, intact = sorted(tmp_path.iterdir())
     damaged.write_bytes(intact.read_bytes()[:-50])
-    assert run_group(group("gdumb"), folder=tmp_path)[0]["kept_ids"] == gdumb[0]["kept_ids"]
+    assert results_of(group("gdumb"), tmp_path)[0]["kept_ids"] == gdumb[0]["kept_ids"]
     assert updates == [10, 30] * 5 + [10] * 5
     changed = Experiment("gdumb", "digits", "recollect", 10, epochs=1, rows=201)
-    run_group((changed,), folder=tmp_path)
+    results_of((changed,), tmp_path)
     assert updates[-5:] == [10] * 5 and len(updates) == 20  # another stream, another choice
 
 

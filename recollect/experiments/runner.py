@@ -1,9 +1,9 @@
 """Runs many experiments: what can be shared is computed once, what is stored is not repeated, a stop loses little.
 
-A *group* is a set of experiments that differ in memory size and seed alone. First gradient matching chooses, for all
-sizes of a seed together, and writes down what it chose (`choices`); then the learners see the stream side by side, and
-small networks are trained as one stack. Each experiment's numbers are those of running it alone, up to rounding in the
-stack.
+A *group* is a set of experiments that differ in memory size, seed and settings of the pursuit alone. First gradient
+matching chooses, for all experiments of a seed together, and writes down what it chose (`choices`); then small networks
+see the stream side by side and are trained as one stack, and others follow one by one. Each experiment's numbers are
+those of running it alone, up to rounding in the stack.
 """
 
 import math
@@ -33,20 +33,23 @@ from recollect.experiments.experiment import (
     train_together,
 )
 from recollect.experiments.store import Store
+from recollect.models import is_only_linear
 from recollect.progress import Bar, progress_bar
+from recollect.pursuit import PursuitOptions
 from recollect.streams import Stream
 
 Group = tuple[Experiment, ...]
 
 
 def grouped(experiments: Iterable[Experiment]) -> list[Group]:
-    """Experiments that differ in size and seed alone, together, in the order in which they first appear."""
+    """Experiments that can share their embeddings, together, in the order in which they first appear."""
     groups: dict[tuple[Any, ...], list[Experiment]] = {}
     for experiment in experiments:
         key = experiment.key()
         del key["size"], key["seed"]
+        key["options"] = {k: v for k, v in key["options"].items() if k not in PursuitOptions.__annotations__}
         groups.setdefault(tuple(map(repr, key.items())), []).append(experiment)
-    return [tuple(sorted(set(group), key=lambda e: (e.seed, e.size))) for group in groups.values()]
+    return [tuple(sorted(set(group), key=lambda e: (e.seed, e.size, repr(e.options)))) for group in groups.values()]
 
 
 def run_group(
@@ -54,11 +57,11 @@ def run_group(
     dataset: Dataset | None = None,
     folder: Path | None = None,
     advance: Callable[[float], None] = lambda share: None,
-) -> list[dict[str, Any]]:
-    """The results of a group.
+) -> Iterator[list[dict[str, Any]]]:
+    """The results of a group, as soon as they are there.
 
     Args:
-        group: experiments that differ in size and seed alone.
+        group: experiments that differ in size, seed and settings of the pursuit alone.
         dataset: their data set; loaded if not given.
         folder: where what gradient matching chooses is looked up and kept, if anywhere.
         advance: told how many experiments' worth of work has been done since it was told last.
@@ -66,10 +69,13 @@ def run_group(
     dataset = datasets.load(group[0].dataset) if dataset is None else dataset
     stream = make_stream(group[0], dataset)
     runs, share = _prepared(group, dataset, stream, Choices(stream, folder), advance)
-    for i in range(len(stream.batches)):
-        train_together([run.stepping(i) for run in runs])
-        advance(share)
-    return [run.result() for run in runs]
+    with torch.device("meta"):  # draws nothing
+        stacked = is_only_linear(make_model_for(dataset)())
+    for some in [runs] if stacked else [[run] for run in runs]:
+        for i in range(len(stream.batches)):
+            train_together([run.stepping(i) for run in some])
+            advance(share * len(some) / len(runs))
+        yield [run.result() for run in some]
 
 
 def _prepared(
@@ -106,7 +112,7 @@ def outstanding(experiments: Iterable[Experiment], store: Store) -> list[Experim
 
 
 def reproduce(experiments: Iterable[Experiment], store: Store, *, workers: int = 1, progress: bool = True) -> int:
-    """Run what is outstanding and store it, a group at a time; returns how many results were added.
+    """Run what is outstanding and store it as it comes; returns how many results were added.
 
     Args:
         experiments: what is wanted.
@@ -115,32 +121,34 @@ def reproduce(experiments: Iterable[Experiment], store: Store, *, workers: int =
         progress: show a progress bar in a terminal.
     """
     groups = grouped(outstanding(experiments, store))
-    added = 0
     with progress_bar("reproducing", sum(map(len, groups)), show=progress) as bar:
-        for results in _results(groups, store.path.with_suffix(".choices"), workers, bar):
-            store.append(*results)
-            added += len(results)
+        if workers <= 1:
+            return sum(_run_and_store(group, store, bar.advance) for group in groups)
+        return _run_in_processes(groups, store, workers, bar)
+
+
+def _run_and_store(group: Group, store: Store, advance: Callable[[float], None]) -> int:
+    added = 0
+    for results in run_group(group, folder=store.path.with_suffix(".choices"), advance=advance):
+        store.append(*results)
+        added += len(results)
     return added
 
 
-def _results(groups: list[Group], folder: Path, workers: int, bar: Bar) -> Iterator[list[dict[str, Any]]]:
-    if workers <= 1:
-        for group in groups:
-            yield run_group(group, folder=folder, advance=bar.advance)
-        return
+def _run_in_processes(groups: list[Group], store: Store, workers: int, bar: Bar) -> int:
     threads = max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
     done = context.Value("d", 0.0)
-    shown = 0.0
+    shown, added = 0.0, 0
     with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(threads, done)) as pool:
-        pending = {pool.submit(_run_in_worker, group, folder) for group in groups}
+        pending = {pool.submit(_run_in_worker, group, store) for group in groups}
         while pending:
             finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
             now = done.value
             bar.advance(now - shown)
             shown = now
-            for future in finished:
-                yield future.result()
+            added += sum(future.result() for future in finished)
+    return added
 
 
 _done: Any = None  # in a worker: the number of experiments' worth of work that all workers have done
@@ -152,8 +160,8 @@ def _start_worker(threads: int, done: Any) -> None:
     _done = done
 
 
-def _run_in_worker(group: Group, folder: Path) -> list[dict[str, Any]]:
-    return run_group(group, folder=folder, advance=_tell)
+def _run_in_worker(group: Group, store: Store) -> int:
+    return _run_and_store(group, store, _tell)
 
 
 def _tell(share: float) -> None:
