@@ -27,6 +27,7 @@ from recollect.experiments import (
     reproduce,
     run,
 )
+from recollect.experiments.experiment import make_memory
 from recollect.experiments.runner import grouped, run_group
 from tests.conftest import assert_refused, needs_data
 
@@ -150,6 +151,13 @@ def test_datasets_lists_what_is_here_and_where(capsys: pytest.CaptureFixture[str
     for name in DEFAULT_STREAMS:
         assert name in output
     assert "bundled" in output
+
+
+@pytest.mark.parametrize("memory", ["gmc", "gmc-last-layer", "gmc-local"])
+def test_lambda_is_the_papers_for_embeddings_that_are_not_divided_by_the_root_of_s(memory: str) -> None:
+    options = make_memory(Experiment("gdumb", "digits", memory, 10), lambda: rc.models.mlp(64, 10)).options()
+    assert options["regularization"] * options.get("inits", 1) == 0.5
+    assert options["dim"] * options.get("inits", 1) == 10_000  # as many numbers per example
 
 
 def results_of(group: tuple[Experiment, ...], folder: Path | None = None) -> list[dict[str, Any]]:

@@ -64,7 +64,8 @@ def test_figures_are_drawn_from_results_and_from_nothing(tmp_path: Path) -> None
     varied = [
         result(dataset="fashion-mnist", size=1000, options=options, final_accuracy=70.0 + i)
         for i, options in enumerate(
-            [{"inits": 3}, {"inits": 10}, {"dim": 100}, {"regularization": 0.05},
+            [{"inits": 3, "regularization": 0.5 / 3}, {"inits": 10, "regularization": 0.05},
+             {"dim": 100}, {"regularization": 0.05},
              {"init": "kaiming_normal", "init_scale": 2.0}, {"center": "zero", "regularization": 0.5}]
         )
     ]  # fmt: skip

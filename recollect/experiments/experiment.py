@@ -47,14 +47,18 @@ DEFAULT_STREAMS = {
 }
 """What the paper does with each data set."""
 
-_LOCAL_PAPER = {name: value for name, value in PAPER.items() if name != "inits"}
+_LOCAL_PAPER = {
+    **{name: value for name, value in PAPER.items() if name != "inits"},
+    "dim": 10_000,
+    "regularization": 0.5,  # the paper's lambda: at one set of parameters, nothing is divided by sqrt(S)
+}
 
 MEMORIES: dict[str, Callable[..., Memory]] = {
     "recollect": GradientMatching,
     "recollect-last-layer": partial(GradientMatching, layers="last"),
     "gmc": partial(GradientMatching, **PAPER),
     "gmc-last-layer": partial(GradientMatching, **{**PAPER, "layers": "last"}),  # type: ignore[arg-type]
-    "gmc-local": partial(LocalGradientMatching, **{**_LOCAL_PAPER, "dim": 10_000}),  # type: ignore[arg-type]
+    "gmc-local": partial(LocalGradientMatching, **_LOCAL_PAPER),  # type: ignore[arg-type]
     "reservoir": Reservoir,
     "class-balanced": ClassBalanced,
     "sliding-window": SlidingWindow,

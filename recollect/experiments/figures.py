@@ -82,11 +82,11 @@ def gain_over_reservoir(results: Results, learner: str) -> Figure:
 
 def sensitivity(results: Results) -> Figure:
     """GDumb on Fashion-MNIST at size 1000 while S, d and lambda vary (Figure 3)."""
-    labels = {"inits": "S, initialisations", "dim": "d, numbers per initialisation", "regularization": "lambda"}
+    labels = {"inits": "S, initialisations", "dim": "d, numbers per initialisation", "regularization": "lambda / S"}
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12, 3.6), layout="constrained")
-        for axes, name in zip(figure.subplots(1, 3, sharey=True), SENSITIVITY, strict=True):
-            cells = _by_option(results, lambda o, name=name: o.get(name) if set(o) == {name} else None)
+        for axes, (name, tried) in zip(figure.subplots(1, 3, sharey=True), SENSITIVITY.items(), strict=True):
+            cells = _by_option(results, lambda o, name=name, tried=tried: o[name] if o in tried else None)
             if cells:
                 _curve(axes, cells, COLORS["gmc"], "GMC")
             axes.set_xscale("log")
@@ -103,7 +103,7 @@ def initialisation(results: Results) -> Figure:
 
 def regularisation(results: Results) -> Figure:
     """Weights pulled towards the best equal weight or towards zero (Figure 7)."""
-    return _two_curves(results, "center", ("uniform", "zero"), "regularization", "lambda")
+    return _two_curves(results, "center", ("uniform", "zero"), "regularization", "lambda / S")
 
 
 def per_task(results: Results, size: int = 500) -> Figure:

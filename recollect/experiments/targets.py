@@ -21,12 +21,12 @@ TABLE_MEMORIES = (
     "gss",
 )
 
-SENSITIVITY: dict[str, tuple[Any, ...]] = {
-    "inits": (1, 2, 3, 5, 10, 20),
-    "dim": (50, 100, 250, 500, 1000, 2000),
-    "regularization": (0.0005, 0.005, 0.05, 0.5, 5.0),
+SENSITIVITY: dict[str, list[dict[str, Any]]] = {
+    "inits": [{"inits": S, "regularization": 0.5 / S} for S in (1, 2, 3, 5, 10, 20)],
+    "dim": [{"dim": d} for d in (50, 100, 250, 500, 1000, 2000)],
+    "regularization": [{"regularization": value} for value in (0.0005, 0.005, 0.05, 0.5, 5.0)],
 }
-"""What is varied, one at a time, around the paper's settings; lambda is the paper's over ten, as in `PAPER`."""
+"""What is varied, one at a time, around the paper's settings; lambda is the paper's over S, as in `PAPER`."""
 
 INIT_SCALES = (0.25, 0.5, 1.0, 2.0, 4.0)
 REGULARISATIONS = (0.005, 0.05, 0.5, 5.0)
@@ -111,7 +111,7 @@ def _variations(
     ]
 
 
-sensitivity = partial(_variations, [{name: value} for name, values in SENSITIVITY.items() for value in values])
+sensitivity = partial(_variations, [options for some in SENSITIVITY.values() for options in some])
 initialisation = partial(
     _variations,
     [{"init": init, "init_scale": scale} for init in ("kaiming_uniform", "kaiming_normal") for scale in INIT_SCALES],
