@@ -63,11 +63,7 @@ def gain_over_reservoir(results: Results, learner: str) -> Figure:
         for dataset, axes in panels.items():
             for memory in ("recollect", "gmc", "gmc-last-layer"):
                 keys = {s: ((learner, dataset, memory, s), (learner, dataset, "reservoir", s)) for s in SIZES}
-                both = {s: (ours[a], ours[b]) for s, (a, b) in keys.items() if a in ours and b in ours}
-                cells = {
-                    s: Cell(a.mean - b.mean, float(np.hypot(a.deviation, b.deviation)), min(a.seeds, b.seeds))
-                    for s, (a, b) in both.items()
-                }
+                cells = {s: ours[a].less(ours[b]) for s, (a, b) in keys.items() if a in ours and b in ours}
                 if cells:
                     _curve(axes, cells, COLORS[memory], NAMES[memory])
                 theirs = [(s, paper[a].accuracy - paper[b].accuracy) for s, (a, b) in keys.items() if a in paper]

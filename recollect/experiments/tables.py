@@ -42,6 +42,11 @@ class Cell(NamedTuple):
     deviation: float
     seeds: int
 
+    def less(self, other: "Cell") -> "Cell":
+        """The difference of the means, with the root of the summed variances."""
+        spread = (self.deviation**2 + other.deviation**2) ** 0.5
+        return Cell(self.mean - other.mean, spread, min(self.seeds, other.seeds))
+
     def __str__(self) -> str:
         return f"{self.mean:.2f} ± {self.deviation:.2f} ({self.seeds})" if self.seeds > 1 else f"{self.mean:.2f} (1)"
 
@@ -128,14 +133,13 @@ def difference_table(results: Results, learner: str, memory: str = "gmc", agains
             a, b = ours.get((learner, dataset, memory, size)), ours.get((learner, dataset, against, size))
             if a is None or b is None:
                 continue
-            spread = (a.deviation**2 + b.deviation**2) ** 0.5
-            gain = a.mean - b.mean
+            gain, spread, seeds = a.less(b)
             theirs = _paper_gain(paper, learner, dataset, memory, against, size)
             told = f"{gain:+.2f} ± {spread:.2f}"
             verdict = "better" if gain > spread else "worse" if gain < -spread else "within the deviation"
             if max(a.seeds, b.seeds) == 1:
                 told, verdict = f"{gain:+.2f}", "deviation unknown"
-            rows.append((NAMES[dataset], str(size), told, theirs, verdict, str(min(a.seeds, b.seeds))))
+            rows.append((NAMES[dataset], str(size), told, theirs, verdict, str(seeds)))
     header = ("", "size", "ours", "the paper's", "", "seeds")
     return Table(f"{NAMES[learner]}: {NAMES[memory]} less {NAMES[against]}", header, tuple(rows))
 

@@ -68,7 +68,7 @@ def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]
     for name in learners:
         title = f"{NAMES[name]}: accuracy against memory size"
         made.append((f"accuracy-{name}", title, figures.accuracy_against_size(results, name)))
-        if not _verdicts(results, name):
+        if not difference_tables(results, name):
             continue  # nothing to compare yet
         title = f"{NAMES[name]}: gradient matching less Reservoir"
         made.append((f"gain-{name}", title, figures.gain_over_reservoir(results, name)))
