@@ -1,7 +1,7 @@
 """What all memories share: bounded, weighted, in stream order, and never half-updated."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple
@@ -83,10 +83,14 @@ class Memory(ABC):
             targets: one row per example.
             model: the learner's current model, for memories that look at it.
         """
+        self._take(inputs, targets, lambda held, arrived: self.choose(held, arrived, model))
+
+    def _take(self, inputs: Any, targets: Any, choose: Callable[[Batch, Batch], Choice]) -> None:
+        """Check what arrived, have it decided what stays, and only then change anything."""
         arrived = Batch.arriving(inputs, targets, first_id=self.seen)
         held = arrived.take(torch.arange(0)) if self._batch is None else self._batch
         check_same_form(held, arrived)
-        choice = self.choose(held, arrived, model)
+        choice = choose(held, arrived)
         # From here on nothing can fail.
         self._batch = _kept(held, arrived, choice)
         self._state = choice.state
