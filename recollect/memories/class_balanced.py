@@ -58,6 +58,6 @@ def class_labels(targets: torch.Tensor) -> list[int]:
     if targets.ndim != 1 or targets.is_floating_point():
         raise ValueError(
             f"targets must be whole class numbers, one per example, got {targets.dtype} of shape "
-            f"{tuple(targets.shape)}: this memory balances classes"
+            f"{tuple(targets.shape)}: this memory balances classes, so pass targets.long(), without further dimensions"
         )
-    return targets.tolist()
+    return targets.long().tolist()
