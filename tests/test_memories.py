@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 import recollect as rc
 from recollect.memories.herding import fair_shares, herd
@@ -51,6 +52,14 @@ def test_a_reservoir_does_not_depend_on_how_the_stream_is_cut() -> None:
     for rows in torch.arange(200).split(7):
         pieces.update(inputs[rows], targets[rows])
     assert torch.equal(whole.batch.ids, pieces.batch.ids)
+
+
+def test_other_processes_can_read_the_dataset() -> None:
+    memory = rc.Reservoir(5)
+    memory.update(*numbers(50))
+    parts = list(DataLoader(memory.dataset, batch_size=2, num_workers=1, generator=torch.Generator()))
+    assert torch.equal(torch.cat([part.inputs for part in parts]), memory.batch.inputs)
+    assert torch.equal(torch.cat([part.weights for part in parts]), memory.batch.weights)
 
 
 def test_reservoirs_with_the_same_seed_cannot_be_merged() -> None:

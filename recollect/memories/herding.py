@@ -39,8 +39,7 @@ class Herding(Memory):
         self._features = features
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        device = arrived.targets.device
-        labels = torch.tensor(class_labels(torch.cat([held.targets, arrived.targets])), device=device)
+        labels = class_labels(torch.cat([held.targets, arrived.targets]))
         new = self._embed(arrived)
         features = torch.cat([self._state["features"], new]) if len(held) else new
         classes, counts, sums = self._totals(labels[len(held) :], new)
