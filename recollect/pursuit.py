@@ -36,7 +36,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.dictionary import Dictionary, InMemory, lazy_zeros
+from recollect.dictionary import Dictionary, InMemory
+from recollect.numerics import lazy_zeros
 from recollect.progress import progress_bar
 
 Center: TypeAlias = Literal["uniform", "zero"]
@@ -124,7 +125,7 @@ def pursue(
     n = len(dictionary)
     _check_options(n, size, regularization, center, tolerance, nonnegative)
     g = dictionary.sum() if target is None else _as_target(target, dictionary)
-    mean_square = dictionary.mean_square()
+    mean_square = float(dictionary.norms().square().mean())
     if mean_square == 0:
         raise ValueError("embeddings must not all be zero: there is nothing to match")
     limit = n if size is None else size
