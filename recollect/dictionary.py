@@ -222,11 +222,10 @@ class Joined:
         return torch.cat(indices)[order], best
 
     def rows(self, indices: Tensor) -> Tensor:
-        out = torch.empty(len(indices), self.dim, dtype=self.dtype, device=indices.device)
+        out = self._parts[0].rows(indices[:0]).new_empty(len(indices), self.dim)  # where and what the rows are
         for part, start in zip(self._parts, self._starts, strict=False):
-            inside = (indices >= start) & (indices < start + len(part))
-            if inside.any():
-                out[inside] = part.rows(indices[inside] - start)
+            inside = ((indices >= start) & (indices < start + len(part))).nonzero()[:, 0]
+            out[inside] = part.rows(indices[inside] - start)
         return out
 
     def sum(self) -> Tensor:
