@@ -30,10 +30,10 @@ def row_norms(matrix: Tensor) -> Tensor:
 
 
 def power_of_two(value: float) -> float:
-    """The power of two just below a positive number, within what float32 can divide by: scaling by it is exact.
+    """The power of two just below a positive number, or one: scaling by it is exact.
 
     Example:
         >>> power_of_two(5.0), power_of_two(0.3), power_of_two(0.0)
         (4.0, 0.25, 1.0)
     """
-    return 2.0 ** min(max(math.frexp(value)[1] - 1, -126), 126) if value > 0 else 1.0
+    return math.ldexp(1.0, math.frexp(value)[1] - 1) if value > 0 else 1.0
