@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from recollect.batch import Batch
-from recollect.dictionary import sum_rows
 from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.numerics import sum_rows
 from recollect.pursuit import pursue
 from recollect.selection import MatchingOptions, split_options
 
