@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -315,7 +316,7 @@ def _check_choice(choice: Choice, n: int, capacity: int) -> None:
         )
     if not _ascend(indices, n):
         raise ValueError(f"choose must return ascending indices from 0 to {n - 1}, got others")
-    if weights.shape != indices.shape or not torch.isfinite(weights.float()).all():
+    if weights.shape != indices.shape or not math.isfinite(weights.float().sum()):
         raise ValueError(
             f"choose must return one finite weight for each of {len(indices)} indices, got shape "
             f"{tuple(weights.shape)} or weights that are not finite: are the inputs far from any sensible scale?"
@@ -353,7 +354,9 @@ def _check_restored(batch: Batch | None, seen: Any, capacity: int) -> None:
 
 def _ascend(numbers: Tensor, end: int) -> bool:
     """Whether these are ascending numbers from 0 to below the end."""
-    return not len(numbers) or bool((numbers.diff() > 0).all() and numbers[0] >= 0 and numbers[-1] < end)
+    if not len(numbers):
+        return True
+    return int(numbers[0]) >= 0 and int(numbers[-1]) < end and bool((numbers[1:] > numbers[:-1]).all())
 
 
 def _form(inputs: Inputs) -> dict[str, Any]:

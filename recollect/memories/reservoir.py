@@ -32,7 +32,7 @@ class Reservoir(Memory):
         keys = uniform_keys(self.seed, arrived.ids)
         if "keys" in self._state:
             keys = torch.cat([self._state["keys"], keys])
-        return _smallest(keys, self.capacity, self.seen + len(arrived), self._sources())
+        return _smallest(keys, self.capacity, self.seen + len(arrived), self._state)
 
     def merge(self, other: "Reservoir") -> Self:
         """A uniform sample of what both have seen. The other stream's ids follow this one's.
@@ -55,17 +55,20 @@ class Reservoir(Memory):
         merged = type(self)(capacity, seed=self.seed).to(self.device)
         both = self.batch.followed_by(Batch(later.inputs, later.targets, later.weights, later.ids + self.seen))
         keys = torch.cat([self._state["keys"], other._state["keys"].to(self.device)])
-        merged._commit(both.take(torch.arange(0)), both, _smallest(keys, capacity, self.seen + other.seen, sources))
+        merged._commit(
+            both.take(torch.arange(0)), both, _smallest(keys, capacity, self.seen + other.seen, {"sources": sources})
+        )
         merged.seen = self.seen + other.seen
         return merged
 
     def _sources(self) -> Tensor:
         """Which streams of keys have been drawn from: one for each memory that was merged into this one."""
-        mine = torch.tensor([derive_seed(self.seed, "keys")])
-        return self._state.get("sources", mine).to(self.device)
+        if "sources" in self._state:
+            return self._state["sources"]
+        return torch.tensor([derive_seed(self.seed, "keys")]).to(self.device)
 
 
-def _smallest(keys: Tensor, capacity: int, seen: int, sources: Tensor) -> Choice:
+def _smallest(keys: Tensor, capacity: int, seen: int, state: dict[str, Tensor]) -> Choice:
     count = min(capacity, len(keys))
     indices = keys.topk(count, largest=False).indices.sort().values
-    return Choice(indices, torch.full((count,), seen / count), {"keys": keys[indices], "sources": sources})
+    return Choice(indices, torch.full((count,), seen / count), {**state, "keys": keys[indices]})
