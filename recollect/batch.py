@@ -19,8 +19,10 @@ class Batch:
 
     Example:
         >>> batch = Batch.arriving(torch.zeros(3, 2), torch.tensor([0, 1, 1]), first_id=10)
-        >>> len(batch), batch.ids, batch.weights
-        (3, tensor([10, 11, 12]), tensor([1., 1., 1.]))
+        >>> batch
+        Batch(3 examples, inputs (2,) float32, targets int64, weights 1)
+        >>> batch.ids
+        tensor([10, 11, 12])
     """
 
     inputs: Inputs
@@ -32,14 +34,26 @@ class Batch:
     def arriving(cls, inputs: Any, targets: Any, *, first_id: int = 0) -> "Batch":
         """Examples that just came, each with weight one; refused unless complete and finite."""
         inputs, targets = check_examples(inputs, targets)
-        n = len(targets)
-        return cls(inputs, targets, torch.ones(n), torch.arange(first_id, first_id + n))
+        n, device = len(targets), targets.device
+        inputs = map_inputs(lambda t: t.to(device), inputs)
+        return cls(inputs, targets, torch.ones(n, device=device), torch.arange(first_id, first_id + n, device=device))
 
     def __len__(self) -> int:
         return len(self.targets)
 
+    def __repr__(self) -> str:
+        tensors = {f"inputs[{name!r}]" if name else "inputs": t for name, t in named_tensors(self.inputs).items()}
+        forms = [f"{what} {form_of(t)}" for what, t in {**tensors, "targets": self.targets}.items()]
+        return f"Batch({len(self)} examples, {', '.join(forms)}, {describe_weights(self.weights)})"
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same examples on another device."""
+        rest = (t.to(device) for t in (self.targets, self.weights, self.ids))
+        return Batch(map_inputs(lambda t: t.to(device), self.inputs), *rest)
+
     def take(self, indices: Tensor) -> "Batch":
         """The examples at these positions, copied."""
+        indices = indices.to(self.targets.device)
         return Batch(
             map_inputs(lambda t: t[indices], self.inputs),
             self.targets[indices],
@@ -87,21 +101,83 @@ def join_inputs(first: Inputs, second: Inputs) -> Inputs:
     return map_inputs(lambda t: torch.cat([t, next(others)]), first)
 
 
+def form_of(value: Tensor) -> str:
+    """Shape and type of one example, for people."""
+    kind = str(value.dtype).removeprefix("torch.")
+    return f"{tuple(value.shape[1:])} {kind}" if value.ndim > 1 else kind
+
+
+def describe_weights(weights: Tensor) -> str:
+    """The range of weights, for people."""
+    if not len(weights):
+        return "no weights"
+    lowest, highest = f"{float(weights.min()):.3g}", f"{float(weights.max()):.3g}"
+    return f"weights {lowest}" if lowest == highest else f"weights {lowest} to {highest}"
+
+
 def forward(model: nn.Module, inputs: Inputs) -> Tensor:
-    """Call the model on the inputs, on its own device and in its own floating-point type."""
+    """Call the model on the inputs, on its own device and in its own floating-point type.
+
+    A lone tensor of bytes, such as images, becomes floating-point too, with its values from 0 to 255 as they are.
+    Of a model that returns more than one thing, the output is its `logits`, or the first of a tuple.
+    Whatever the model makes of the inputs, an error is one sentence.
+    """
+    try:
+        outputs = _call(model, inputs)
+    except (ValueError, MemoryError, torch.OutOfMemoryError) as error:
+        if str(error).startswith("Expected more than 1 value per channel"):  # torch's BatchNorm
+            raise ValueError(
+                "the model's BatchNorm layers need at least two examples at a time, got one: pass more at once"
+            ) from error
+        raise
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        given = ", ".join(form_of(value) for value in named_tensors(inputs).values())
+        whole = any(not value.is_floating_point() for value in named_tensors(inputs).values())
+        hint = ": if it wants floating-point numbers, pass inputs.float()" if whole else ""
+        raise ValueError(
+            f"the model must accept examples of {given}, got {type(error).__name__} from it ({first_line}){hint}"
+        ) from error
+    n = len(next(iter(named_tensors(inputs).values())))
+    if outputs.ndim == 0 or len(outputs) != n:
+        raise ValueError(
+            f"the model must return one output per example, got shape {tuple(outputs.shape)} for {n} examples"
+        )
+    return outputs
+
+
+def _call(model: nn.Module, inputs: Inputs) -> Tensor:
+    """As `forward`, with the errors that the model raises, which `torch.func` has a use for."""
     reference = next((p for p in model.parameters() if p.is_floating_point()), None)
+    # Only a lone tensor: bytes beside other inputs may be a mask, which means something else as floats.
+    bytes_too = isinstance(inputs, Tensor)
 
     def fit(value: Tensor) -> Tensor:
         if reference is None:
             return value
-        return value.to(reference.device, reference.dtype if value.is_floating_point() else None)
+        floating = value.is_floating_point() or (bytes_too and value.dtype == torch.uint8)
+        return value.to(reference.device, reference.dtype if floating else None)
 
     inputs = map_inputs(fit, inputs)
     if isinstance(inputs, Tensor):
-        return model(inputs)  # type: ignore[no-any-return]
-    if isinstance(inputs, dict):
-        return model(**inputs)  # type: ignore[no-any-return]
-    return model(*inputs)  # type: ignore[no-any-return]
+        outputs = model(inputs)
+    elif isinstance(inputs, dict):
+        outputs = model(**inputs)
+    else:
+        outputs = model(*inputs)
+    if isinstance(outputs, Tensor):
+        return outputs
+    found = getattr(outputs, "logits", None)
+    if found is None and isinstance(outputs, Mapping):
+        found = outputs.get("logits")
+    if found is None and isinstance(outputs, tuple | list) and outputs:
+        found = outputs[0]
+    if not isinstance(found, Tensor):
+        raise ValueError(
+            "the model must return a tensor, a tuple that starts with one, or an object with logits, "
+            f"got {type(outputs).__name__}"
+        )
+    return found
 
 
 def functional_forward(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
@@ -111,14 +187,14 @@ def functional_forward(model: nn.Module, parameters: Mapping[str, Tensor], input
 
 
 class _Callable(nn.Module):
-    """Lets `functional_call` reach `forward`."""
+    """Lets `functional_call` reach the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, inputs: Inputs) -> Tensor:
-        return forward(self.model, inputs)
+        return _call(self.model, inputs)
 
 
 def check_examples(inputs: Any, targets: Any) -> tuple[Inputs, Tensor]:
@@ -169,7 +245,10 @@ def _as_inputs(inputs: Any) -> Inputs:
     if isinstance(inputs, Mapping):
         if not inputs:
             raise ValueError("inputs must hold at least one tensor, got an empty dict")
-        return {str(key): _as_tensor(value, f"inputs[{key!r}]") for key, value in inputs.items()}
+        for key in inputs:
+            if not isinstance(key, str):
+                raise ValueError(f"inputs must be named by text, as the model's arguments are, got {key!r}")
+        return {key: _as_tensor(value, f"inputs[{key!r}]") for key, value in inputs.items()}
     if isinstance(inputs, tuple):
         if not inputs:
             raise ValueError("inputs must hold at least one tensor, got an empty tuple")
@@ -177,15 +256,50 @@ def _as_inputs(inputs: Any) -> Inputs:
     return _as_tensor(inputs, "inputs")
 
 
+_WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_WIDE = (torch.uint16, torch.uint32, torch.uint64)  # torch can store these and do little else with them
+
+
 def _as_tensor(value: Any, what: str) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, np.ndarray | Sequence):
-        try:
-            return torch.as_tensor(np.ascontiguousarray(value))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{what} must be numbers in rows of equal length, got {error}") from None
-    raise ValueError(f"{what} must be a tensor or an array, got {type(value).__name__}")
+    """A plain tensor of plain numbers; refused if it is anything else."""
+    tensor = value.detach() if isinstance(value, Tensor) else _from_array(value, what)
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        kind = "a meta tensor, which holds no values" if tensor.is_meta else f"a {_unusual(tensor)} tensor"
+        raise ValueError(f"{what} must be a dense tensor of numbers, got {kind}")
+    if tensor.dtype in _WIDE:
+        tensor = tensor.to(torch.int64)
+        if tensor.numel() and int(tensor.min()) < 0:
+            raise ValueError(f"{what} must fit into 64 bits with a sign, got larger numbers")
+    if tensor.dtype not in _WHOLE + _FLOATING:
+        raise ValueError(f"{what} must be real numbers, got type {tensor.dtype}")
+    return tensor
+
+
+def _unusual(tensor: Tensor) -> str:
+    if tensor.is_quantized:
+        return "quantised"
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+
+
+def _from_array(value: Any, what: str) -> Tensor:
+    if not (isinstance(value, np.ndarray | Sequence | memoryview) or hasattr(value, "__array__")):
+        raise ValueError(f"{what} must be a tensor or an array, got {type(value).__name__}")
+    try:
+        array = np.asarray(value)
+    except Exception as error:  # rows of different lengths, or whatever the array's own kind raises
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{what} must be numbers in rows of equal length, got {reason}") from None
+    if array.dtype.kind in "USO" and array.size and isinstance(array.flat[0], str | bytes):
+        raise ValueError(
+            f"{what} must be numbers, got text such as {str(array.flat[0])[:40]!r}: "
+            "number it, as by numpy.unique(..., return_inverse=True)"
+        )
+    try:
+        # What is read-only, runs backwards or has its bytes swapped is copied: torch has no such tensors.
+        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} must be numbers in rows of equal length, got an array of {array.dtype}") from None
 
 
 def _check_finite(value: Tensor, what: str) -> None:

@@ -1,8 +1,13 @@
 """Checks of plain numbers, each with one sentence for who gets them wrong."""
 
+import math
+import operator
+from numbers import Real
+from typing import SupportsIndex
 
-def check_count(name: str, value: int) -> int:
-    """Refuse what is not a whole number of at least one.
+
+def check_count(name: str, value: SupportsIndex) -> int:
+    """Refuse what is not a whole number of at least one; NumPy's whole numbers are as good as Python's.
 
     Example:
         >>> check_count("epochs", 0)
@@ -10,13 +15,55 @@ def check_count(name: str, value: int) -> int:
         ...
         ValueError: epochs must be a whole number of at least 1, got 0
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    number = _whole(value)
+    if number is None or number < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return value
+    return number
 
 
-def check_seed(seed: int) -> int:
+def check_seed(seed: SupportsIndex) -> int:
     """Refuse what cannot be a seed."""
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    number = _whole(seed)
+    if number is None or number < 0:
         raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
-    return seed
+    return number
+
+
+def check_size(size: SupportsIndex, n: int, what: str) -> int:
+    """Refuse a size that is not between one and how many there are.
+
+    Example:
+        >>> check_size(5, 3, "examples")
+        Traceback (most recent call last):
+        ...
+        ValueError: size must be between 1 and the 3 examples, got 5: pass a smaller size or more data
+    """
+    number = _whole(size)
+    if number is None or not 1 <= number <= n:
+        raise ValueError(f"size must be between 1 and the {n} {what}, got {size!r}: pass a smaller size or more data")
+    return number
+
+
+def check_number(name: str, value: object) -> float:
+    """Refuse what is not a finite real number of at least zero.
+
+    Example:
+        >>> check_number("tolerance", "small")
+        Traceback (most recent call last):
+        ...
+        ValueError: tolerance must be a number of at least 0, got 'small'
+    """
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
+    return number
+
+
+def _whole(value: object) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from recollect.files import replacing
+from recollect.numerics import row_norms, sum_rows
 
-_SUM_ROWS = 32  # rows are turned into float64 this many at a time: a block that stays in the cache
 _SCAN_ROWS = 1024  # rows are scanned this many at a time, wherever they live, so that scores are the same bit for bit
 
 
@@ -33,8 +33,8 @@ class Dictionary(Protocol):
     def sum(self) -> Tensor:
         """The sum of all rows in float64."""
 
-    def mean_square(self) -> float:
-        """The mean squared norm of the rows."""
+    def norms(self) -> Tensor:
+        """The norm of each row in float64."""
 
 
 class InMemory:
@@ -57,8 +57,8 @@ class InMemory:
     def sum(self) -> Tensor:
         return sum_rows(self._embeddings)
 
-    def mean_square(self) -> float:
-        return _sum_squares(self._embeddings) / len(self)
+    def norms(self) -> Tensor:
+        return row_norms(self._embeddings)
 
 
 class OnDisk:
@@ -96,7 +96,7 @@ class OnDisk:
         self._row_bytes = self.dim * self._numpy_dtype.itemsize
         if self.path.stat().st_size < self._start + self._n * self._row_bytes:
             raise ValueError(f"{str(path)!r} must hold {self._n} rows, got a file that ends before: it is truncated")
-        self._totals: tuple[Tensor, float] | None = None
+        self._totals: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def write(cls, path: str | PathLike[str], blocks: Iterable[Tensor]) -> "OnDisk":
@@ -140,20 +140,20 @@ class OnDisk:
                 _read_exactly(file, memoryview(row).cast("B"))
         return torch.from_numpy(out)
 
-    def _read_totals(self) -> tuple[Tensor, float]:
+    def _read_totals(self) -> tuple[Tensor, Tensor]:
         if self._totals is None:
-            total, squares = torch.zeros(self.dim, dtype=torch.float64), 0.0
+            total, norms = torch.zeros(self.dim, dtype=torch.float64), []
             for block in self._blocks():
                 total += sum_rows(block)
-                squares += _sum_squares(block)
-            self._totals = (total, squares)
+                norms.append(row_norms(block))
+            self._totals = (total, torch.cat(norms))
         return self._totals
 
     def sum(self) -> Tensor:
         return self._read_totals()[0].clone()
 
-    def mean_square(self) -> float:
-        return self._read_totals()[1] / self._n
+    def norms(self) -> Tensor:
+        return self._read_totals()[1].clone()
 
 
 class Factored:
@@ -193,9 +193,9 @@ class Factored:
                 total[s] += d.double().T @ x.double()
         return total.flatten()
 
-    def mean_square(self) -> float:
+    def norms(self) -> Tensor:
         squares = self._deltas.double().square().sum(2) * self._inputs.double().square().sum(2)
-        return float(squares.sum()) / len(self)
+        return squares.sum(0).sqrt()
 
 
 class Joined:
@@ -222,18 +222,17 @@ class Joined:
         return torch.cat(indices)[order], best
 
     def rows(self, indices: Tensor) -> Tensor:
-        out = torch.empty(len(indices), self.dim, dtype=self.dtype, device=indices.device)
+        out = self._parts[0].rows(indices[:0]).new_empty(len(indices), self.dim)  # where and what the rows are
         for part, start in zip(self._parts, self._starts, strict=False):
-            inside = (indices >= start) & (indices < start + len(part))
-            if inside.any():
-                out[inside] = part.rows(indices[inside] - start)
+            inside = ((indices >= start) & (indices < start + len(part))).nonzero()[:, 0]
+            out[inside] = part.rows(indices[inside] - start)
         return out
 
     def sum(self) -> Tensor:
         return torch.stack([part.sum() for part in self._parts]).sum(0)
 
-    def mean_square(self) -> float:
-        return sum(part.mean_square() * len(part) for part in self._parts) / len(self)
+    def norms(self) -> Tensor:
+        return torch.cat([part.norms() for part in self._parts])
 
 
 def best_of(scores: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,26 +240,6 @@ def best_of(scores: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor
     scores[exclude] = -torch.inf
     indices = scores.topk(count).indices.sort().values
     return indices, scores[indices]
-
-
-def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros that cost nothing until touched; NumPy's come in large pages on Linux, five times faster to touch."""
-    if device.type == "cpu" and dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(np.zeros(shape, dtype=np.float32 if dtype == torch.float32 else np.float64))
-    return torch.zeros(shape, dtype=dtype, device=device)
-
-
-def sum_rows(matrix: Tensor) -> Tensor:
-    """The sum of all rows in float64, a cache-sized block at a time: ten times faster than torch's own."""
-    total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
-    for block in matrix.split(_SUM_ROWS):
-        total += block.double().sum(0)
-    return total
-
-
-def _sum_squares(matrix: Tensor) -> float:
-    blocks = (block.reshape(-1) for block in matrix.split(_SUM_ROWS))
-    return sum(float(block @ block) for block in blocks)
 
 
 def _write_header(file: BinaryIO, n: int, dim: int, dtype: np.dtype[np.generic]) -> None:

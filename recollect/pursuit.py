@@ -25,10 +25,13 @@ Differs from the paper:
 - `relative` scales lambda with the mean squared norm of the candidates.
 - `exact=False` picks several rows per scan. `exact=True` is Alg. 1 to the letter.
 - A row that depends linearly on chosen ones (lambda = 0) is passed over, where Alg. 1 would divide by zero.
-- `nonnegative=True` refits without negatively weighted rows, where the paper clips them.
+- `nonnegative=True` refits without rows whose weight is negative or as good as zero, where the paper clips them.
+- Outliers, at most ten rows that hold nine tenths of all squared norms, are set aside with weight one; otherwise they
+  would set lambda and the centre for all.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict
 
@@ -36,7 +39,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.dictionary import Dictionary, InMemory, lazy_zeros
+from recollect.checks import check_number, check_size
+from recollect.dictionary import Dictionary, InMemory
+from recollect.numerics import lazy_zeros, power_of_two, sum_rows
 from recollect.progress import progress_bar
 
 Center: TypeAlias = Literal["uniform", "zero"]
@@ -52,6 +57,11 @@ _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared n
 _SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
 _SOLVED = 1e-12  # weights are solved for until they change by less than this part
 _STEPS = 20  # at most; two or three are usual
+_USELESS = 1e-6  # a weight that is less than this part of the mean is as good as zero
+_HANDFUL = 10  # outliers at most
+_ONE_IN = 50  # at most so many of the rows are outliers
+_DWARFED = 0.9  # part of the squared norms that outliers hold
+_CARRIED = 0.1  # of the target is left without the outliers: they carry it
 _BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
 _FACTOR_ROWS = 256  # in a block of the factor
 
@@ -67,7 +77,7 @@ class PursuitOptions(TypedDict, total=False):
     exact: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Coreset:
     """Chosen rows, their weights, and how well they match.
 
@@ -85,6 +95,14 @@ class Coreset:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def __repr__(self) -> str:
+        """How many, how good, and how the weights spread, in one line."""
+        if not len(self):
+            return f"Coreset(0 rows, error {self.error:.4g})"
+        w = self.weights
+        spread = f"weights {float(w.min()):.4g} to {float(w.max()):.4g} that add up to {float(w.sum()):.6g}"
+        return f"Coreset({len(self)} rows, error {self.error:.4g}, {spread})"
+
 
 def pursue(
     embeddings: Tensor | np.ndarray | Dictionary,
@@ -100,6 +118,10 @@ def pursue(
     progress: bool = False,
 ) -> Coreset:
     """Choose rows whose weighted sum approximates the target (Alg. 1).
+
+    The same call gives the same bits; with another number of threads the rows are the same, while the weights may differ
+    in the last bits. A handful of rows beside which all others are small are kept with weight one and set aside, so that
+    the others are matched as if they were alone; if the target is little but these rows, a warning says so.
 
     Args:
         embeddings: one row per candidate.
@@ -122,28 +144,64 @@ def pursue(
     """
     dictionary = _as_dictionary(embeddings)
     n = len(dictionary)
-    _check_options(n, size, regularization, center, tolerance, nonnegative)
+    limit = n if size is None else check_size(size, n, "candidates")
+    regularization = check_number("regularization", regularization)
+    _check_options(size, center, tolerance, nonnegative)
     g = dictionary.sum() if target is None else _as_target(target, dictionary)
-    mean_square = dictionary.mean_square()
-    if mean_square == 0:
-        raise ValueError("embeddings must not all be zero: there is nothing to match")
-    limit = n if size is None else size
-    lambda_ = regularization * (mean_square if relative else 1.0)
-    fit = RidgeFit(dictionary, g, lambda_, center, limit, _precision(dictionary, lambda_, mean_square, exact))
-    norm = float(g.norm())
+    norms, norm = _checked_norms(dictionary), float(g.norm())
+
+    outliers = _outliers(norms)
+    ordinary = torch.ones(n, dtype=torch.bool, device=norms.device)
+    ordinary[outliers] = False
+    apart = outliers[:0]
+    carried = False
+    if len(outliers):
+        rest = _sum(dictionary, ordinary) if target is None else g - sum_rows(dictionary.rows(outliers))
+        carried = float(rest.norm()) <= _CARRIED * norm
+        if 2 * len(outliers) <= limit and float(rest.norm()) < norm:
+            apart, g = outliers, rest  # what they add to the target is theirs to give, with weight one
+
+    # In units in which ordinary rows and the target have norms of about one; powers of two, so that nothing is rounded.
+    square = float(norms[ordinary].square().mean())
+    row_unit = min(max(power_of_two(math.sqrt(square)), 2.0**-126), 2.0**126)  # float32 can be divided by it
+    target_unit = power_of_two(float(g.norm()) / row_unit)
+    square /= row_unit**2
+    lambda_ = regularization * (square if relative else row_unit**-2)
+    fit = RidgeFit(
+        dictionary,
+        g / row_unit / target_unit,
+        lambda_,
+        center,
+        limit - len(apart),
+        _precision(dictionary, lambda_, square, float(norms.max()) / row_unit, exact),
+        row_unit,
+        apart.tolist(),
+    )
+    enough = -1.0 if tolerance is None else check_number("tolerance", tolerance) * (norm / row_unit / target_unit)
 
     with progress_bar("choosing examples", limit, show=progress) as bar:
-        while len(fit) < limit:
-            if tolerance is not None and float(fit.residual.norm()) <= tolerance * norm:
-                break
-            room = min(limit - len(fit), n - len(fit.taken))
-            if room == 0:
-                break  # only dependent rows are left
+        bar.advance(len(apart))
+        # Each pass adds at least one row to `taken`, which never holds one twice: there are at most n passes.
+        while len(fit) < limit - len(apart) and len(fit.taken) < n and float(fit.residual.norm()) > enough:
+            room = min(limit - len(apart) - len(fit), n - len(fit.taken))
             picks = 1 if exact else max(1, min(len(fit) // CHOSEN_PER_PICK, PICKS_PER_SCAN))
             before = len(fit)
             fit.grow(min(picks, room))
             bar.advance(len(fit) - before)
-    return fit.coreset(nonnegative, norm)
+    indices, weights, residual = fit.result(nonnegative)
+    weights = torch.cat([weights.new_ones(len(apart)), weights * target_unit])
+    missing = float(residual.norm())
+    if not bool(torch.isfinite(weights).all()) or not math.isfinite(missing):
+        raise ValueError("weights must be finite, got NaN or infinity: scale the embeddings or raise regularization")
+    if carried:
+        others = missing / (float(g.norm()) / row_unit / target_unit) if len(apart) else math.nan
+        warnings.warn(
+            f"the target should be carried by many rows, got {len(outliers)} of {n} that dwarf the others, so that the "
+            f"error says little about these ({others:.2g} for them alone): look for outliers or unscaled features",
+            stacklevel=2,
+        )
+    error = missing / (norm / row_unit / target_unit) if norm else 0.0
+    return Coreset(torch.cat([apart, indices]), weights, error)
 
 
 class RidgeFit:
@@ -166,12 +224,14 @@ class RidgeFit:
         center: Center,
         size: int,
         dtype: torch.dtype,
+        unit: float,
+        taken: list[int],
     ) -> None:
-        self._dictionary, self._g = dictionary, g
+        self._dictionary, self._g, self._unit = dictionary, g, unit
         self._lambda, self._center = regularization, center
         self._limit, self._dtype = size, dtype
         self.residual = g
-        self.taken: list[int] = []
+        self.taken = taken
         self._indices: list[int] = []
         self._rows = torch.empty(0, dictionary.dim, dtype=dtype, device=g.device)  # chosen ones, and room for more
         self._sum = torch.zeros_like(g)  # of the chosen rows
@@ -198,24 +258,38 @@ class RidgeFit:
         square = float(total @ total)
         return float(total @ self._g) / square if self._center == "uniform" and square > 0 else 0.0
 
-    def grow(self, picks: int) -> None:
-        """Add up to `picks` rows out of one scan; rows found to be dependent are passed over."""
-        n_candidates = len(self._dictionary) - len(self.taken)
+    def _best(self, count: int) -> tuple[Tensor, Tensor]:
+        """The rows whose products with the residual are the largest, and these products."""
         taken = torch.tensor(self.taken, dtype=torch.long, device=self._g.device)
+        # Half of the unit goes to either side: neither the residual nor a product leaves the range of float32.
+        half = power_of_two(math.sqrt(self._unit))
+        length = power_of_two(float(self.residual.norm()))
+        pool, scores = self._dictionary.best(self.residual / (half * length), count, taken)
+        return pool, scores.double() * (half * length / self._unit)
+
+    def grow(self, picks: int) -> None:
+        """Add up to `picks` rows out of one scan; rows found to be dependent are passed over.
+
+        At least one row is taken, since either there are picks or the whole pool is passed over.
+        """
+        n_candidates = len(self._dictionary) - len(self.taken)
         wanted = POOL_PER_PICK * picks if picks == 1 else max(POOL_AT_LEAST, POOL_PER_PICK * picks)
-        pool, scores = self._dictionary.best(self.residual, min(wanted, n_candidates), taken)
-        R = self._dictionary.rows(pool).to(self._dtype)
+        pool, scores = self._best(min(wanted, n_candidates))
+        R = self._dictionary.rows(pool).to(self._dtype) * (1 / self._unit)
         if picks == 1:
             best = int((R.double() @ self.residual).argmax())  # in float64: the scan only proposes
             pool, R = pool[[best]], R[[best]]
         W = self._factor.solve(self._chosen @ R.T)
-        order = [0] if picks == 1 else self._picks_in_pool(R, W, scores.double(), picks)
+        order, passed_over = ([0], []) if picks == 1 else self._picks_in_pool(R, W, scores, picks)
         chosen = pool[order].tolist()
-        self.taken += chosen
+        self.taken += chosen + pool[passed_over].tolist()
         self._append(chosen, R[order], W[:, order])
 
-    def _picks_in_pool(self, R: Tensor, W: Tensor, c: Tensor, picks: int) -> list[int]:
-        """Alg. 1 with the pool as its whole dictionary; see the module's introduction."""
+    def _picks_in_pool(self, R: Tensor, W: Tensor, c: Tensor, picks: int) -> tuple[list[int], list[int]]:
+        """Alg. 1 with the pool as its whole dictionary; see the module's introduction.
+
+        Returns the picks, and those that depend on them and on what was chosen before.
+        """
         gram = R @ R.T
         A = (gram - W.T @ W).double()
         gram = gram.double()
@@ -248,7 +322,8 @@ class RidgeFit:
             u = sum_b / square if self._center == "uniform" and square > 0 else 0.0
             c = p - self._lambda * u * q
             c[order] = -torch.inf
-        return order
+        dependent = (left <= least).nonzero()[:, 0].tolist()
+        return order, [k for k in dependent if k not in order]
 
     def _append(self, indices: list[int], rows: Tensor, W: Tensor) -> None:
         """Extend the fit by a block of rows, of which W = L^-1 G_I rows^T is known (App. A.3)."""
@@ -279,19 +354,18 @@ class RidgeFit:
             r -= part @ rows.double()
         return r
 
-    def coreset(self, nonnegative: Nonnegative, norm: float) -> Coreset:
-        """The chosen rows with their weights."""
+    def result(self, nonnegative: Nonnegative) -> tuple[Tensor, Tensor, Tensor]:
+        """The chosen rows, their weights, and what is left to match."""
         dropped = torch.zeros(len(self), dtype=torch.bool, device=self._g.device)
         weights = self._solve(dropped)
         if nonnegative is True:
-            while bool((weights < 0).any()):
-                dropped |= weights < 0
+            while bool((useless := ~dropped & (weights <= _USELESS * weights.clamp(min=0).mean())).any()):
+                dropped |= useless  # one more each time, so that this ends
                 weights = self._solve(dropped)
         elif nonnegative == "clip":
             weights = weights.clamp(min=0)
-        error = float(self._residual(weights).norm()) / norm if norm else 0.0
         indices = torch.tensor(self._indices, dtype=torch.long, device=self._g.device)
-        return Coreset(indices[~dropped], weights[~dropped], error)
+        return indices[~dropped], weights[~dropped], self._residual(weights)
 
     def _solve(self, dropped: Tensor) -> Tensor:
         """The weights to working accuracy, some of them held at zero.
@@ -380,54 +454,77 @@ def _cholesky_of_independent(A: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     return torch.linalg.cholesky(A[chosen][:, chosen]), chosen
 
 
-def _precision(dictionary: Dictionary, lambda_: float, mean_square: float, exact: bool) -> torch.dtype:
+def _precision(dictionary: Dictionary, lambda_: float, square: float, longest: float, exact: bool) -> torch.dtype:
     """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64."""
-    single = dictionary.dtype == torch.float32 and not exact and lambda_ >= _SINGLE * mean_square
-    return torch.float32 if single else torch.float64
+    single = dictionary.dtype == torch.float32 and not exact and _SINGLE * square <= lambda_ <= square / _SINGLE**3
+    return torch.float32 if single and longest < 1e6 else torch.float64
+
+
+def _outliers(norms: Tensor) -> Tensor:
+    """The handful of rows, if any, beside which all others together are small: lambda and weights are not theirs."""
+    most = min(_HANDFUL, len(norms) // _ONE_IN)
+    largest = norms.topk(most)
+    squares = (norms / norms.max()).square()
+    enough = squares[largest.indices].cumsum(0) >= _DWARFED * float(squares.sum())
+    found = largest.indices[: int(enough.int().argmax()) + 1] if bool(enough.any()) else largest.indices[:0]
+    return found if int((norms > 0).sum()) > len(found) else found[:0]
+
+
+def _sum(dictionary: Dictionary, which: Tensor) -> Tensor:
+    """The sum of some rows, without what others beside them would round away."""
+    total = torch.zeros(dictionary.dim, dtype=torch.float64, device=which.device)
+    for indices in which.nonzero()[:, 0].split(1024):
+        total += sum_rows(dictionary.rows(indices))
+    return total
 
 
 def _as_dictionary(embeddings: Tensor | np.ndarray | Dictionary) -> Dictionary:
-    if isinstance(embeddings, np.ndarray):
+    if isinstance(embeddings, np.ndarray) and embeddings.dtype.kind in "fiub":
         embeddings = torch.from_numpy(embeddings)
     if not isinstance(embeddings, Tensor):
-        return embeddings
+        if not hasattr(embeddings, "best"):
+            raise ValueError(f"embeddings must be a matrix of numbers or a dictionary, got {type(embeddings).__name__}")
+        return embeddings  # type: ignore[return-value]
     if embeddings.ndim != 2 or not len(embeddings) or not embeddings.shape[1]:
         raise ValueError(f"embeddings must be a matrix with one row per candidate, got shape {tuple(embeddings.shape)}")
+    if embeddings.is_complex() or embeddings.is_meta or embeddings.layout != torch.strided:
+        kind = f"{embeddings.dtype} on {embeddings.device}, {embeddings.layout}"
+        raise ValueError(f"embeddings must be a dense matrix of real numbers, got {kind}")
     if embeddings.dtype not in (torch.float32, torch.float64):
         embeddings = embeddings.float()
-    if not torch.isfinite(embeddings.sum()) and not torch.isfinite(embeddings).all():
-        raise ValueError("embeddings must be finite, got NaN or infinity")
     return InMemory(embeddings.detach())
 
 
+def _checked_norms(dictionary: Dictionary) -> Tensor:
+    norms = dictionary.norms()
+    if not bool(torch.isfinite(norms).all()):
+        raise ValueError("embeddings must be finite, with norms below 1e150, got NaN, infinity or more")
+    if not bool(norms.any()):
+        raise ValueError("embeddings must not all be zero: there is nothing to match")
+    return norms
+
+
 def _as_target(target: Tensor, dictionary: Dictionary) -> Tensor:
-    g = torch.as_tensor(target).detach().double()
+    try:
+        g = torch.as_tensor(target).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"target must be a row of numbers, got {type(target).__name__}") from None
+    if g.is_complex() or g.is_meta or g.layout != torch.strided:
+        raise ValueError(f"target must be a dense row of real numbers, got {g.dtype} on {g.device}, {g.layout}")
+    g = g.double()
     if g.shape != (dictionary.dim,):
         raise ValueError(f"target must have the {dictionary.dim} entries of a row, got shape {tuple(g.shape)}")
-    if not torch.isfinite(g).all():
-        raise ValueError("target must be finite, got NaN or infinity")
+    if not math.isfinite(float(g.norm())):
+        raise ValueError("target must be finite, with a norm below 1e150, got NaN, infinity or more")
     return g
 
 
-def _check_options(
-    n: int,
-    size: int | None,
-    regularization: float,
-    center: str,
-    tolerance: float | None,
-    nonnegative: bool | str,
-) -> None:
+def _check_options(size: object, center: object, tolerance: object, nonnegative: object) -> None:
     if size is None and tolerance is None:
         raise ValueError("size or tolerance must be given, got neither")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= n):
-        raise ValueError(
-            f"size must be between 1 and the {n} candidates, got {size!r}: pass a smaller size or more data"
-        )
-    if not (math.isfinite(regularization) and regularization >= 0):
-        raise ValueError(f"regularization must be a number of at least 0, got {regularization!r}")
-    if center not in ("uniform", "zero"):
+    if not isinstance(center, str) or center not in ("uniform", "zero"):
         raise ValueError(f"center must be 'uniform' or 'zero', got {center!r}")
-    if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
-        raise ValueError(f"tolerance must be a number of at least 0, got {tolerance!r}")
-    if nonnegative not in (True, False, "clip"):
+    if tolerance is not None:
+        check_number("tolerance", tolerance)
+    if not isinstance(nonnegative, bool | str) or nonnegative not in (True, False, "clip"):
         raise ValueError(f"nonnegative must be True, False or 'clip', got {nonnegative!r}")

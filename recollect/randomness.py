@@ -60,10 +60,10 @@ def uniform_keys(seed: int, ids: Tensor, purpose: str = "keys", *, count: int | 
     columns = 1 if count is None else count
     with np.errstate(over="ignore"):
         x: NDArray[np.uint64] = np.arange(1, columns + 1, dtype=np.uint64)  # 1-based, so that no hash starts at zero
-        x = np.add.outer(ids.numpy().astype(np.uint64) * np.uint64(columns), x)
+        x = np.add.outer(ids.cpu().numpy().astype(np.uint64) * np.uint64(columns), x)
         x = x * np.uint64(0x9E3779B97F4A7C15) + np.uint64(derive_seed(seed, purpose))
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x = x ^ (x >> np.uint64(31))
-    keys = torch.from_numpy((x >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    keys = torch.from_numpy((x >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(ids.device)
     return keys[:, 0] if count is None else keys

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recollect.batch import Batch, check_examples, forward, map_inputs
-from recollect.checks import check_seed
+from recollect.checks import check_seed, check_size
 from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionName, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
@@ -87,10 +87,7 @@ def select(
         (6, True)
     """
     inputs, targets = check_examples(inputs, targets)
-    if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= len(targets):
-        raise ValueError(
-            f"size must be between 1 and the {len(targets)} examples, got {size!r}: pass a smaller size or more data"
-        )
+    size = check_size(size, len(targets), "examples")
     embedding = GradientEmbedding(
         make_model,
         loss=loss,

@@ -1,25 +1,29 @@
 """What is particular to each memory."""
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 import recollect as rc
 from recollect.memories.herding import fair_shares, herd
+from recollect.randomness import uniform_keys
 
 
 def numbers(n: int) -> tuple[Tensor, Tensor]:
     return torch.arange(float(n))[:, None], torch.zeros(n, dtype=torch.long)
 
 
-@pytest.mark.parametrize("how", ["whole", "in pieces", "saved in between", "merged"])
-def test_a_reservoir_keeps_each_item_with_probability_m_over_n(how: str, tmp_path: Path) -> None:
-    n, m, streams = 60, 15, 800
+@pytest.mark.parametrize("how", ["whole", "in pieces", "resumed in between", "merged"])
+def test_a_reservoir_keeps_each_item_with_probability_m_over_n(how: str) -> None:
+    n, m, streams = 60, 15, 500
     inputs, targets = numbers(n)
     counts = np.zeros(n)
     for seed in range(streams):
@@ -30,18 +34,70 @@ def test_a_reservoir_keeps_each_item_with_probability_m_over_n(how: str, tmp_pat
             other.update(inputs[25:], targets[25:])
             memory = memory.merge(other)
         else:
-            for rows in torch.arange(n).split(n if how == "whole" else 7):
+            for rows in torch.arange(n).split(n if how == "whole" else 13):
                 memory.update(inputs[rows], targets[rows])
-                if how == "saved in between" and seed < 150:
-                    memory.save(tmp_path)
-                    memory = rc.load_memory(tmp_path)  # type: ignore[assignment]
+                if how == "resumed in between":
+                    state = memory.state_dict()
+                    memory = rc.Reservoir(m, seed=2 * seed)
+                    memory.load_state_dict(state)
         assert len(memory) == m
         assert torch.equal(memory.batch.inputs[:, 0].long(), memory.batch.ids)
         counts[memory.batch.ids] += 1
-    expected = streams * m / n
+    assert is_uniform(counts, streams, m)
+
+
+def is_uniform(counts: NDArray[np.float64], draws: int, m: int) -> bool:
+    """Whether m places were drawn out of all at random, so many times, by how often each was."""
+    n = len(counts)
+    expected = draws * m / n
     # Without replacement, the squared deviations add up to a chi-square scaled by 1 - m/n.
     statistic = ((counts - expected) ** 2).sum() / (expected * (1 - m / n))
-    assert 1e-3 < stats.chi2.sf(statistic, n - 1) < 1 - 1e-6
+    return bool(1e-3 < stats.chi2.sf(statistic, n - 1) < 1 - 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("capacities", "seen", "kept"),
+    [
+        ((10, 1), (30, 30), 1),
+        ((1, 10), (30, 30), 1),
+        ((15, 6), (20, 40), 6),
+        ((6, 15), (40, 20), 6),
+        ((15, 25), (40, 20), 15),  # the second has kept everything
+        ((20, 10), (15, 10), 20),  # both have
+        ((30, 10), (10, 10), 20),
+    ],
+)
+def test_reservoirs_of_any_capacities_merge_into_a_uniform_sample(
+    capacities: tuple[int, int], seen: tuple[int, int], kept: int
+) -> None:
+    n = sum(seen)
+    inputs, targets = numbers(n)
+    counts, streams = np.zeros(n), 400
+    for seed in range(streams):
+        first, second = (rc.Reservoir(capacities[i], seed=2 * seed + i) for i in (0, 1))
+        first.update(inputs[: seen[0]], targets[: seen[0]])
+        second.update(inputs[seen[0] :], targets[seen[0] :])
+        merged = first.merge(second)
+        assert len(merged) == kept
+        assert merged.seen == n
+        assert torch.equal(merged.batch.inputs[:, 0].long(), merged.batch.ids)
+        assert float(merged.batch.weights.sum()) == pytest.approx(n)
+        counts[merged.batch.ids] += 1
+    assert (counts == streams).all() if kept == n else is_uniform(counts, streams, kept)
+
+
+def test_a_merged_reservoir_goes_on_as_a_uniform_sample() -> None:
+    counts, streams = np.zeros(40), 400
+    inputs, targets = numbers(40)
+    for seed in range(streams):
+        parts = [rc.Reservoir(capacity, seed=3 * seed + i) for i, capacity in enumerate((8, 5, 9))]
+        for part, rows in zip(parts, torch.arange(30).split(10), strict=True):
+            part.update(inputs[rows], targets[rows])
+        memory = parts[0].merge(parts[1]).merge(parts[2])
+        memory.update(inputs[30:], targets[30:])
+        assert memory.capacity == len(memory) == 5
+        counts[memory.batch.ids] += 1
+    assert is_uniform(counts, streams, 5)
 
 
 def test_a_reservoir_does_not_depend_on_how_the_stream_is_cut() -> None:
@@ -53,12 +109,29 @@ def test_a_reservoir_does_not_depend_on_how_the_stream_is_cut() -> None:
     assert torch.equal(whole.batch.ids, pieces.batch.ids)
 
 
+def test_other_processes_can_read_the_dataset() -> None:
+    memory = rc.Reservoir(5)
+    memory.update(*numbers(50))
+    parts = list(DataLoader(memory.dataset, batch_size=2, num_workers=1, generator=torch.Generator()))
+    assert torch.equal(torch.cat([part.inputs for part in parts]), memory.batch.inputs)
+    assert torch.equal(torch.cat([part.weights for part in parts]), memory.batch.weights)
+
+
 def test_reservoirs_with_the_same_seed_cannot_be_merged() -> None:
     memories = [rc.Reservoir(5, seed=1) for _ in range(2)]
     for memory in memories:
         memory.update(*numbers(10))
     with pytest.raises(ValueError, match="memories to be merged must have different seeds, got 1 twice"):
         memories[0].merge(memories[1])
+    other = rc.Reservoir(5, seed=2)
+    other.update(*numbers(10))
+    merged = other.merge(memories[0])
+    with pytest.raises(ValueError, match="must have different seeds, got one that was merged before twice"):
+        merged.merge(memories[1])
+    with pytest.raises(ValueError, match="a reservoir can be merged with a reservoir, got SlidingWindow"):
+        other.merge(rc.SlidingWindow(3))
+    with pytest.raises(ValueError, match="the memory must have seen data"):
+        other.merge(rc.Reservoir(3, seed=9))
 
 
 def test_class_balance_is_kept_and_old_classes_make_room() -> None:
@@ -77,6 +150,42 @@ def test_a_rare_class_is_admitted_as_long_as_it_is_under_its_share() -> None:
     memory.update(torch.zeros(100, 1), torch.zeros(100, dtype=torch.long))
     memory.update(torch.zeros(3, 1), torch.ones(3, dtype=torch.long))
     assert torch.bincount(memory.batch.targets).tolist() == [7, 3]
+
+
+def test_evictions_are_random_among_the_largest_class() -> None:
+    """Each of the first ten is evicted as often as the others when five of another class arrive."""
+    counts, streams = np.zeros(10), 600
+    targets = torch.tensor([0] * 10 + [1] * 5)
+    for seed in range(streams):
+        memory = rc.ClassBalanced(10, seed=seed)
+        memory.update(torch.zeros(15, 1), targets)
+        ids = memory.batch.ids
+        assert ids[ids >= 10].tolist() == [10, 11, 12, 13, 14]
+        counts[ids[ids < 10]] += 1
+    assert is_uniform(counts, streams, 5)
+
+
+def balanced_from_scratch(labels: list[int], keys: list[float], capacity: int) -> list[int]:
+    """GDumb's sampler, one example after the other."""
+    kept: list[int] = []
+    for i, label in enumerate(labels):
+        groups = {c: [j for j in kept if labels[j] == c] for c in dict.fromkeys(labels[: i + 1])}
+        if len(kept) < capacity:
+            kept.append(i)
+        elif len(groups[label]) < capacity / len(groups):
+            largest = max(groups.values(), key=len)
+            kept.remove(largest[int(keys[i] * len(largest))])
+            kept.append(i)
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_class_balance_is_gdumbs_sampler(seed: int) -> None:
+    labels = (4 * torch.rand(200, generator=torch.Generator().manual_seed(seed)) ** 3).long()  # some classes are rare
+    memory = rc.ClassBalanced(10, seed=seed)
+    memory.update(torch.zeros(200, 1), labels)
+    keys = uniform_keys(seed, torch.arange(200)).tolist()
+    assert memory.batch.ids.tolist() == balanced_from_scratch(labels.tolist(), keys, 10)
 
 
 def test_class_balance_needs_class_numbers() -> None:
@@ -138,6 +247,53 @@ def test_herding_with_a_function_of_the_inputs(tmp_path: Path) -> None:
 )
 def test_shares_are_fair(counts: list[int], capacity: int, shares: list[int]) -> None:
     assert fair_shares(counts, capacity) == shares
+
+
+def gss_from_scratch(
+    rows: NDArray[np.float64], seed: int, capacity: int, comparisons: int
+) -> tuple[list[int], list[float]]:
+    """Aljundi et al. (2019), Alg. 2, line by line: places kept, and their scores."""
+    ids = torch.arange(len(rows))
+    subsets = uniform_keys(seed, ids, "comparisons", count=comparisons).tolist()
+    rivals, wins = (uniform_keys(seed, ids, what).tolist() for what in ("rival", "win"))
+    kept: list[int] = []
+    scores: list[float] = []
+    for i, g in enumerate(rows):
+        c = 1.0
+        if kept:
+            others = [rows[kept[int(u * len(kept))]] for u in subsets[i]]
+            c = 1 + max(float(g @ other / np.linalg.norm(g) / np.linalg.norm(other)) for other in others)
+        if len(kept) < capacity:
+            kept.append(i)
+            scores.append(c)
+        elif c < 1:
+            # A rival is drawn with probability C_j / sum of C, and replaced with probability C_j / (C_j + c).
+            left, j = rivals[i] * sum(scores), 0
+            while left >= scores[j] and j < len(scores) - 1:
+                left -= scores[j]
+                j += 1
+            if wins[i] < scores[j] / (scores[j] + c):
+                kept[j], scores[j] = i, c
+    return kept, scores
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gss_is_the_papers_algorithm(seed: int) -> None:
+    """Against the algorithm from scratch, at one model, however the stream is cut."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(3, 4)
+    generator = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.randn(150, 3, generator=generator), torch.randint(0, 4, (150,), generator=generator)
+    embedding = rc.GradientEmbedding(partial(copy.deepcopy, model), inits=1, projection=None)
+    rows = embedding.embed(inputs, targets).double().numpy()
+    kept, scores = gss_from_scratch(rows, seed, 12, 3)
+    whole = rc.GSS(12, comparisons=3, seed=seed)
+    whole.update(inputs, targets, model=model)
+    assert whole.batch.ids.tolist() == sorted(kept)
+    expected = [score for _, score in sorted(zip(kept, scores, strict=True))]
+    assert whole._state["scores"].tolist() == pytest.approx(expected, rel=1e-4)
+    assert max(kept) > 30 > len([i for i in kept if i >= 12]) > 0  # some have won, long after it was full
 
 
 def test_gss_prefers_gradients_that_point_elsewhere() -> None:

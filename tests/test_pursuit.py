@@ -9,6 +9,7 @@ from sklearn.linear_model import orthogonal_mp_gram
 from torch import Tensor
 
 import recollect as rc
+from recollect.checks import check_count, check_seed
 from recollect.dictionary import Factored, InMemory, Joined, OnDisk
 from recollect.pursuit import GrowingCholesky
 from tests.oracles import fit_from_scratch, pursue_from_scratch
@@ -195,7 +196,7 @@ def test_several_parts_are_one_dictionary() -> None:
     G = random_rows(50, 20) + 0.3
     parts = Joined(InMemory(G[:7]), InMemory(G[7:]))
     assert rc.pursue(parts, 45).indices.tolist() == rc.pursue(G, 45).indices.tolist()
-    assert parts.mean_square() == pytest.approx(float(G.square().sum(1).mean()))
+    assert torch.allclose(parts.norms(), G.norm(dim=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -233,8 +234,166 @@ def test_factors_are_chosen_as_the_outer_products_they_stand_for() -> None:
     factored = Factored(deltas, h)
     assert torch.equal(factored.rows(torch.arange(200)), dense)
     assert torch.allclose(factored.sum(), dense.sum(0))
-    assert factored.mean_square() == pytest.approx(float(dense.square().sum(1).mean()))
+    assert torch.allclose(factored.norms(), dense.norm(dim=1))
     assert rc.pursue(factored, 60).indices.tolist() == rc.pursue(dense, 60).indices.tolist()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_pursuit_ends_when_only_dependent_rows_are_left(exact: bool) -> None:
+    G = random_rows(300, 10) @ random_rows(10, 80, seed=1)
+    coreset = rc.pursue(G, 100, regularization=0.0, nonnegative=False, exact=exact)
+    assert len(coreset) == 10
+    assert coreset.error < 1e-9
+
+
+def test_selecting_out_of_repeated_rows_without_regularization_ends() -> None:
+    x, y = random_rows(20, 3).float(), torch.arange(20) % 2
+    coreset = rc.select(lambda: rc.models.mlp(3, 2), x.repeat(5, 1), y.repeat(5), 50, regularization=0.0)
+    assert len({i % 20 for i in coreset.indices.tolist()}) == len(coreset) <= 20
+    assert coreset.error < 1e-4
+
+
+SCALES = [1e-42, 1e-23, 1e-10, 1.0, 1e10, 1e18, 1e30]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"regularization": 0.0},
+        {"regularization": 1e-12, "relative": False},
+        {"regularization": 1000.0, "relative": False},
+        {"regularization": 0.05, "relative": False, "nonnegative": "clip"},
+    ],
+)
+def test_every_scale_of_embeddings_and_lambda_gives_finite_weights(scale: float, options: dict[str, object]) -> None:
+    repeated = random_rows(20, 60).repeat(10, 1) + 0.3
+    for G in (random_rows(200, 60) + 0.3, repeated):
+        for dtype in (torch.float32, torch.float64):
+            coreset = rc.pursue((scale * G).to(dtype), 80, **options)  # type: ignore[arg-type]
+            assert 0 < len(coreset) == len(set(coreset.indices.tolist()))
+            assert torch.isfinite(coreset.weights).all()
+            assert coreset.error < 0.5
+
+
+@pytest.mark.parametrize("scale", [2.0**-80, 2.0**90])
+def test_scaling_by_a_power_of_two_changes_not_a_bit(scale: float) -> None:
+    G = (random_rows(500, 60) + 0.3).float()
+    plain, scaled = rc.pursue(G, 100), rc.pursue(scale * G, 100)
+    assert torch.equal(plain.indices, scaled.indices)
+    assert torch.equal(plain.weights, scaled.weights)
+    g = G.double().sum(0)
+    other = rc.pursue(G, 100, target=scale * g)
+    assert torch.equal(plain.indices, other.indices)
+    assert torch.equal(plain.weights * scale, other.weights)
+
+
+def test_the_paper_s_settings_end_on_unscaled_features() -> None:
+    x, y = 1e6 * random_rows(30, 5).float().repeat(10, 1), torch.arange(300) % 3
+    coreset = rc.select(lambda: rc.models.mlp(5, 3), x, y, 60, **rc.PAPER)
+    assert torch.isfinite(coreset.weights).all()
+    assert coreset.error < 0.5
+
+
+@pytest.mark.parametrize("size", [1e2, 1e6, 1e20, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_outlier_is_kept_and_the_others_are_matched_as_if_it_were_not_there(
+    size: float, dtype: torch.dtype
+) -> None:
+    """An outlier sets neither lambda nor the centre, and its part of the target does not round away the rest."""
+    G = (random_rows(400, 60) + 0.3).to(dtype)
+    others = rc.pursue(G[1:], 49)
+    G[0] *= size
+    if size > 1e5:
+        with pytest.warns(UserWarning, match=r"carried by many rows, got 1 of 400 that dwarf the others") as caught:
+            coreset = rc.pursue(G, 50)
+        assert f"({others.error:.2g} for them alone)" in str(caught[0].message)
+    else:
+        coreset = rc.pursue(G, 50)
+    assert coreset.indices[0] == 0
+    assert coreset.weights[0] == 1
+    assert coreset.indices[1:].tolist() == (others.indices + 1).tolist()
+    assert torch.allclose(coreset.weights[1:], others.weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3, 20])
+def test_several_outliers_leave_finite_weights_at_every_size(size: int) -> None:
+    G = (random_rows(400, 60) + 0.3).float()
+    G[:3] *= 1e20
+    with pytest.warns(UserWarning, match="got 3 of 400"):
+        coreset = rc.pursue(G, size)
+    assert torch.isfinite(coreset.weights).all()
+    assert set(coreset.indices.tolist()) & {0, 1, 2}
+
+
+def test_an_outlier_that_the_target_does_not_hold_does_not_spoil_the_fit() -> None:
+    G = random_rows(400, 60) + 0.3
+    g = G.sum(0)
+    G[0] *= 1e6
+    coreset = rc.pursue(G, 50, target=g)
+    assert coreset.weights[coreset.indices == 0].sum() < 1e-3
+    assert coreset.error < 0.05
+
+
+def test_weights_that_cannot_be_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.pursuit.RidgeFit._solve", lambda *_: random_rows(1, 3)[0] * torch.nan)
+    with pytest.raises(ValueError, match="weights must be finite, got NaN or infinity"):
+        rc.pursue(random_rows(20, 5), 3)
+
+
+def test_rows_that_need_no_weight_are_dropped_like_those_that_want_a_negative_one() -> None:
+    G = torch.eye(4, dtype=torch.float64)
+    g = torch.tensor([4.0, 2.0, 1e-12, -1.0])
+    assert rc.pursue(G, 4, target=g, regularization=0.0).indices.tolist() == [0, 1]
+    assert len(rc.pursue(G, 4, target=g, regularization=0.0, nonnegative=False)) == 4
+
+
+def test_joined_rows_live_where_the_rows_of_their_parts_do() -> None:
+    class Elsewhere(InMemory):
+        def rows(self, indices: Tensor) -> Tensor:
+            return super().rows(indices).to("meta")
+
+    parts = Joined(Elsewhere(torch.ones(3, 2)), Elsewhere(torch.ones(4, 2)))
+    for indices in ([0, 5, 2], [0, 1], [6]):
+        rows = parts.rows(torch.tensor(indices))
+        assert (rows.device.type, rows.shape) == ("meta", (len(indices), 2))
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    G = random_rows(30, 5)
+    plain = rc.pursue(G, 3, regularization=0.5, tolerance=0.25)
+    numpy = rc.pursue(G, np.int64(3), regularization=np.float32(0.5), tolerance=np.float64(0.25))  # type: ignore[arg-type]
+    assert torch.equal(plain.weights, numpy.weights)
+    assert check_count("epochs", np.int32(3)) == 3
+    assert check_seed(np.uint8(0)) == 0
+    assert type(check_count("epochs", np.int32(3))) is type(check_seed(np.uint8(0))) is int
+
+
+def test_a_coreset_tells_its_size_error_and_weights_in_one_line() -> None:
+    coreset = rc.Coreset(torch.tensor([4, 2]), torch.tensor([1.5, 3.0], dtype=torch.float64), 0.01234567)
+    assert repr(coreset) == "Coreset(2 rows, error 0.01235, weights 1.5 to 3 that add up to 4.5)"
+    assert repr(rc.Coreset(coreset.indices[:0], coreset.weights[:0], 0.0)) == "Coreset(0 rows, error 0)"
+
+
+@pytest.mark.parametrize("name", ["size", "regularization", "center", "tolerance", "nonnegative", "target"])
+@pytest.mark.parametrize(
+    "value", ["much", b"1", 1j, [1.0], object(), float("nan"), -(10**400), 10**400, torch.ones(2), np.ones(2), dict]
+)
+def test_exotic_options_get_one_sentence(name: str, value: object) -> None:
+    arguments: dict[str, object] = {"size": 2, name: value}
+    with pytest.raises(ValueError, match=rf"^{name} must [^\n]*$"):
+        rc.pursue(torch.ones(5, 3), **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "embeddings",
+    ["rows", None, [[1.0]], np.array([["a"]]), torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2).to_sparse(),
+     torch.ones(2, 2, device="meta"), torch.full((2, 2), 1e200, dtype=torch.float64)],
+)  # fmt: skip
+def test_exotic_embeddings_get_one_sentence(embeddings: object) -> None:
+    with pytest.raises(ValueError, match=r"^embeddings must [^\n]*$"):
+        rc.pursue(embeddings, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

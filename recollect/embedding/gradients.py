@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from recollect.batch import Inputs, check_examples, forward, map_inputs
 from recollect.checks import check_count, check_seed
-from recollect.dictionary import Dictionary, Factored, InMemory, lazy_zeros
+from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.initialisations import (
     CALIBRATION_ROWS,
     Init,
@@ -37,6 +37,7 @@ from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
 from recollect.embedding.stacked import LARGEST, StackedDraws, is_only_linear
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
+from recollect.numerics import lazy_zeros
 from recollect.progress import progress_bar
 from recollect.randomness import derive_seed, generator
 

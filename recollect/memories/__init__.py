@@ -1,7 +1,9 @@
 """What stays in memory, and with which weight."""
 
-from functools import partial
+import inspect
+from collections.abc import Iterator
 from os import PathLike
+from typing import Any
 
 from recollect.embedding import Init, MakeModel
 from recollect.losses import LossFunction
@@ -10,7 +12,7 @@ from recollect.memories.gradient_matching import GradientMatching
 from recollect.memories.gss import GSS
 from recollect.memories.herding import Features, Herding
 from recollect.memories.local_gradient_matching import LocalGradientMatching
-from recollect.memories.memory import Choice, Loader, Memory, Sample
+from recollect.memories.memory import Choice, Examples, Loader, Memory, Sample, name_of, plain_options
 from recollect.memories.reservoir import Reservoir
 from recollect.memories.sliding_window import SlidingWindow
 from recollect.memories.storage import read_folder
@@ -30,18 +32,23 @@ def load_memory(
     folder: str | PathLike[str],
     make_model: MakeModel | None = None,
     *,
+    kind: type[Memory] | None = None,
     loss: LossFunction | None = None,
     init: Init | None = None,
     features: Features | None = None,
+    **functions: Any,
 ) -> Memory:
     """Read a memory that `save` wrote; further updates give what they would have given without the pause.
 
     Args:
         folder: where it was saved.
         make_model: the function it was made with; without it the memory can be read but not updated.
+        kind: its class, for a memory of your own that is not imported under the name it was saved by. Nothing is
+            ever imported because a file names it.
         loss: the loss, if it was a function: functions are not saved.
         init: the initialisation, if it was a function.
         features: the features, if they were a function.
+        **functions: other options that were functions, of a memory of your own.
 
     Example:
         >>> import tempfile, torch
@@ -49,21 +56,22 @@ def load_memory(
         >>> memory.update(torch.zeros(5, 1), torch.zeros(5))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     memory.save(folder)
-        ...     load_memory(folder).seen
-        5
+        ...     load_memory(folder)
+        Reservoir(2 of 5 seen, capacity 2, weights 2.5)
     """
     description, tensors = read_folder(folder)
+    functions = {"loss": loss, "init": init, "features": features} | functions
     try:
-        kind = MEMORIES[description["memory"]]
+        found = _find(description["memory"], kind)
         options = dict(description["options"])
-        functions = {"loss": loss, "init": init, "features": features}
         for name, value in options.items():
-            if isinstance(value, dict):
+            if value == {"function": name}:
                 if functions.get(name) is None:
                     raise ValueError(f"{name} must be passed to load_memory, as functions are not saved, got none")
                 options[name] = functions[name]
-        make = partial(kind, make_model) if issubclass(kind, GradientMatching) else kind
-        memory: Memory = make(description["capacity"], seed=description["seed"], **options)
+        if "make_model" in inspect.signature(found).parameters:
+            options["make_model"] = make_model
+        memory = found(capacity=description["capacity"], seed=description["seed"], **options)
         memory.restore(description, tensors)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
@@ -72,11 +80,34 @@ def load_memory(
     return memory
 
 
+def _find(name: Any, kind: type[Memory] | None) -> type[Memory]:
+    """The class of this name among those that exist: ours, and whatever else has been derived from `Memory`."""
+    if kind is None:
+        # Of those of one name, as when a cell of a notebook ran twice, the one defined last.
+        others = {name_of(other): other for other in _derived(Memory)}  # type: ignore[type-abstract]
+        found = MEMORIES.get(name) or others.get(name)
+        if found is None:
+            raise KeyError(f"no class {name!r} is known here: import it, or pass kind=...")
+        return found
+    if not (isinstance(kind, type) and issubclass(kind, Memory)):
+        raise ValueError(f"kind must be a class derived from recollect.Memory, got {kind!r}")
+    if name_of(kind).rpartition(".")[2] != str(name).rpartition(".")[2]:
+        raise ValueError(f"kind must be the class that was saved, {name!r}, got {name_of(kind)!r}")
+    return kind
+
+
+def _derived(kind: type[Memory]) -> Iterator[type[Memory]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _derived(one)
+
+
 __all__ = [
     "GSS",
     "MEMORIES",
     "Choice",
     "ClassBalanced",
+    "Examples",
     "GradientMatching",
     "Herding",
     "Loader",
@@ -86,4 +117,5 @@ __all__ = [
     "Sample",
     "SlidingWindow",
     "load_memory",
+    "plain_options",
 ]

@@ -4,7 +4,7 @@ Differs from the paper: an example is also admitted while there is room, so that
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recollect.batch import Batch
 from recollect.memories.memory import Choice, Memory
@@ -29,7 +29,7 @@ class ClassBalanced(Memory):
     """
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        labels = class_labels(torch.cat([held.targets, arrived.targets]))
+        labels = class_labels(torch.cat([held.targets, arrived.targets])).tolist()
         seen_classes = set(self._state["classes"].tolist()) if len(held) else set()
         members: dict[int, list[int]] = {label: [] for label in seen_classes}
         for position in range(len(held)):
@@ -53,11 +53,11 @@ class ClassBalanced(Memory):
         return Choice(indices, weights, {"classes": torch.tensor(sorted(members))})
 
 
-def class_labels(targets: torch.Tensor) -> list[int]:
+def class_labels(targets: Tensor) -> Tensor:
     """Targets as class numbers; refused if they are not."""
     if targets.ndim != 1 or targets.is_floating_point():
         raise ValueError(
             f"targets must be whole class numbers, one per example, got {targets.dtype} of shape "
-            f"{tuple(targets.shape)}: this memory balances classes"
+            f"{tuple(targets.shape)}: this memory balances classes, so pass targets.long(), without further dimensions"
         )
-    return targets.tolist()
+    return targets.long()

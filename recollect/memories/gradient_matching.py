@@ -144,7 +144,8 @@ class GradientMatching(Memory):
             model: not looked at.
             candidates: the embeddings of these examples, as the memory's `embedding.dictionary` gave them.
         """
-        self._take(inputs, targets, lambda held, arrived: self.revise(held, arrived, candidates))
+        held, arrived = self._arriving(inputs, targets)
+        self._commit(held, arrived, self.revise(held, arrived, candidates))
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         return self.revise(held, arrived)

@@ -8,7 +8,7 @@ from torch import nn
 
 from recollect.batch import Batch
 from recollect.checks import check_count
-from recollect.losses import LossFunction
+from recollect.losses import LossFunction, get_loss
 from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.randomness import uniform_keys
@@ -43,11 +43,9 @@ class GSS(Memory):
         seed: int = 0,
     ) -> None:
         super().__init__(capacity, seed=seed)
-        self._comparisons, self._loss, self._dim = (
-            check_count("comparisons", comparisons),
-            loss,
-            check_count("dim", dim),
-        )
+        get_loss(loss)
+        self._comparisons, self._dim = check_count("comparisons", comparisons), check_count("dim", dim)
+        self._loss = loss
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         directions = embed_at(model, held, arrived, loss=self._loss, dim=self._dim, seed=self.seed)
@@ -55,12 +53,12 @@ class GSS(Memory):
         kept = list(range(len(held)))
         scores = self._state["scores"].tolist() if len(held) else []
         # Randomness is a function of the seed and the example's place, so that cutting the stream changes nothing.
-        subsets = uniform_keys(self.seed, arrived.ids, "comparisons", count=self._comparisons).numpy()
-        rivals, wins = (uniform_keys(self.seed, arrived.ids, what).numpy() for what in ("rival", "win"))
-        rows = directions.numpy()
-        pool = np.empty((self.capacity, rows.shape[1]), dtype=rows.dtype)
+        subsets = uniform_keys(self.seed, arrived.ids, "comparisons", count=self._comparisons).cpu().numpy()
+        rivals, wins = (uniform_keys(self.seed, arrived.ids, what).cpu().numpy() for what in ("rival", "win"))
+        rows = directions.cpu().numpy()
+        pool = np.empty((min(self.capacity, len(rows)), rows.shape[1]), dtype=rows.dtype)
         pool[: len(kept)] = rows[: len(kept)]
-        C = np.zeros(self.capacity)
+        C = np.zeros(len(pool))
         C[: len(kept)] = scores
         for i in range(len(arrived)):
             position, n = len(held) + i, len(kept)

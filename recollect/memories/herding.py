@@ -34,10 +34,12 @@ class Herding(Memory):
 
     def __init__(self, capacity: int, *, features: Features | None = None, seed: int = 0) -> None:
         super().__init__(capacity, seed=seed)
+        if features is not None and not callable(features):
+            raise ValueError(f"features must be a function of the inputs or None, got {type(features).__name__}")
         self._features = features
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        labels = torch.tensor(class_labels(torch.cat([held.targets, arrived.targets])))
+        labels = class_labels(torch.cat([held.targets, arrived.targets]))
         new = self._embed(arrived)
         features = torch.cat([self._state["features"], new]) if len(held) else new
         classes, counts, sums = self._totals(labels[len(held) :], new)
@@ -61,19 +63,24 @@ class Herding(Memory):
         if self._features is None:
             tensors = named_tensors(batch.inputs).values()
             return torch.cat([value.reshape(len(batch), -1).float() for value in tensors], dim=1)
-        features = self._features(batch.inputs).detach()
-        if features.ndim != 2 or len(features) != len(batch):
+        features = self._features(batch.inputs)
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(batch):
+            got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
+            raise ValueError(f"features must return one vector per example, got {got} for {len(batch)} examples")
+        known = self._state.get("features", features)
+        if features.shape[1:] != known.shape[1:] or not features.is_floating_point() or not features.isfinite().all():
             raise ValueError(
-                f"features must return one vector per example, got shape {tuple(features.shape)} for {len(batch)}"
+                f"features must return finite floating-point numbers, always {known.shape[1]} per example, "
+                f"got {features.dtype} of shape {tuple(features.shape)}"
             )
-        return features
+        return features.detach().to(self.device)
 
     def _totals(self, labels: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Classes seen so far, how many of each, and the sums of their features in float64."""
-        old = self._state.get("classes", torch.zeros(0, dtype=torch.long))
+        old = self._state.get("classes", labels[:0])
         classes = torch.cat([old, labels]).unique()
-        counts = torch.zeros(len(classes), dtype=torch.long)
-        sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64)
+        counts = torch.zeros_like(classes)
+        sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64, device=features.device)
         if len(old):
             places = torch.searchsorted(classes, old)
             counts[places], sums[places] = self._state["counts"], self._state["sums"]
@@ -88,10 +95,10 @@ class Herding(Memory):
 
 def herd(features: Tensor, mean: Tensor, count: int) -> Tensor:
     """Greedily choose rows whose mean stays closest to `mean`, in the order of choice."""
-    chosen = torch.zeros(count, dtype=torch.long)
+    chosen = torch.zeros(count, dtype=torch.long, device=features.device)
     running = torch.zeros_like(mean)
     square = features.square().sum(1)
-    available = torch.ones(len(features), dtype=torch.bool)
+    available = torch.ones(len(features), dtype=torch.bool, device=features.device)
     for j in range(count):
         # |mean - (running + f) / (j + 1)|^2 = const + (|f|^2 - 2 <f, (j + 1) mean - running>) / (j + 1)^2
         distance = square - 2 * (features @ ((j + 1) * mean - running))

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from recollect.batch import Batch
-from recollect.dictionary import sum_rows
 from recollect.embedding import ProjectionName
 from recollect.losses import LossFunction
 from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.numerics import sum_rows
 from recollect.pursuit import Center, Nonnegative, pursue
 
 

@@ -1,15 +1,20 @@
 """What all memories share: bounded, weighted, in stream order, and never half-updated."""
 
+import inspect
+import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from recollect.batch import Batch, Inputs, check_same_form, named_tensors
+from recollect.batch import Batch, Inputs, check_same_form, describe_weights, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
 from recollect.memories.storage import write_folder
 from recollect.randomness import generator
@@ -45,6 +50,12 @@ class Memory(ABC):
     just arrived, which stay, and with what weight? Weights approximate a sum over all examples
     seen, so they add up to about `seen`.
 
+    All tensors of a memory are on one device, the CPU unless it is moved by `to`; what arrives is brought there.
+
+    To write one of your own, define `choose`. Let the constructor take `capacity` and `seed` by name, and if it takes
+    more, let `options` return the rest: then `load_memory` can make it again, and `choose` finds what it
+    returned as `Choice.state` in `self._state`.
+
     Args:
         capacity: how many examples are kept at most.
         seed: the same seed gives the same memory.
@@ -57,9 +68,10 @@ class Memory(ABC):
         self.capacity = check_count("capacity", capacity)
         self.seed = check_seed(seed)
         self.seen = 0
+        self.device = torch.device("cpu")
         self._batch: Batch | None = None
         self._state: dict[str, Tensor] = {}
-        self._generator = generator(seed, "sample")
+        self._generator = generator(self.seed, "sample")
 
     @abstractmethod
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
@@ -75,6 +87,14 @@ class Memory(ABC):
     def __len__(self) -> int:
         return 0 if self._batch is None else len(self._batch)
 
+    def __repr__(self) -> str:
+        facts = [f"{len(self)} of {self.seen} seen", f"capacity {self.capacity}"]
+        if self._batch is not None:
+            facts.append(describe_weights(self._batch.weights))
+        if "error" in self._state:
+            facts.append(f"error {float(self._state['error']):.3g}")
+        return f"{type(self).__name__}({', '.join(facts)})"
+
     def update(self, inputs: Any, targets: Any, *, model: nn.Module | None = None) -> None:
         """Take in examples and decide anew what stays. On any error the memory is as before.
 
@@ -83,17 +103,25 @@ class Memory(ABC):
             targets: one row per example.
             model: the learner's current model, for memories that look at it.
         """
-        self._take(inputs, targets, lambda held, arrived: self.choose(held, arrived, model))
+        if not isinstance(model, nn.Module | None):
+            raise ValueError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+        held, arrived = self._arriving(inputs, targets)
+        self._commit(held, arrived, self.choose(held, arrived, model))
 
-    def _take(self, inputs: Any, targets: Any, choose: Callable[[Batch, Batch], Choice]) -> None:
-        """Check what arrived, have it decided what stays, and only then change anything."""
-        arrived = Batch.arriving(inputs, targets, first_id=self.seen)
+    def _arriving(self, inputs: Any, targets: Any) -> tuple[Batch, Batch]:
+        """What is held, and what arrives once it is known to be of the same form."""
+        arrived = Batch.arriving(inputs, targets, first_id=self.seen).to(self.device)
         held = arrived.take(torch.arange(0)) if self._batch is None else self._batch
         check_same_form(held, arrived)
-        choice = choose(held, arrived)
+        return held, arrived
+
+    def _commit(self, held: Batch, arrived: Batch, choice: Choice) -> None:
+        """Keep what was chosen, if it is a choice that can be kept."""
+        _check_choice(choice, len(held) + len(arrived), self.capacity)
+        kept = _kept(held, arrived, choice)
+        state = {name: value.detach().to(self.device) for name, value in choice.state.items()}
         # From here on nothing can fail.
-        self._batch = _kept(held, arrived, choice)
-        self._state = choice.state
+        self._batch, self._state = kept, state
         self.seen += len(arrived)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Sample:
@@ -103,20 +131,82 @@ class Memory(ABC):
             n: how many.
             generator: where randomness comes from; the memory's own, saved with it, by default.
         """
-        check_count("n", n)
-        order = torch.randperm(len(self.batch), generator=generator or self._generator)
-        part = self.batch.take(order[:n])
-        return Sample(part.inputs, part.targets, part.weights)
+        n = check_count("n", n)
+        if not isinstance(generator, torch.Generator | None):
+            raise ValueError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
+        source = generator or self._generator
+        order = torch.randperm(len(self.batch), generator=source, device=source.device)
+        return _as_sample(self.batch.take(order[:n]))
 
     def loader(self, batch_size: int, shuffle: bool = True) -> "Loader":
-        """Minibatches of (inputs, targets, weights), in a new order at each pass."""
-        return Loader(self.batch, check_count("batch_size", batch_size), self._generator if shuffle else None)
+        """Minibatches of (inputs, targets, weights), in a new order at each pass, of what is held when it begins."""
+        if not isinstance(shuffle, bool | np.bool_):
+            raise ValueError(f"shuffle must be True or False, got {shuffle!r}")
+        return Loader(self, check_count("batch_size", batch_size), bool(shuffle))
+
+    @property
+    def dataset(self) -> "Examples":
+        """What is held, now and after each update, as a torch dataset of (inputs, target, weight)."""
+        return Examples(self)
+
+    def to(self, device: str | torch.device) -> Self:
+        """Move the memory to another device, in place; what arrives later follows it."""
+        if not isinstance(device, str | torch.device):
+            raise ValueError(f"device must be one that torch can use here, got {device!r}")
+        try:
+            device = torch.empty(0, device=device).device
+        except Exception as error:  # torch has one kind for each reason
+            reason = str(error).partition("\n")[0]
+            raise ValueError(f"device must be one that torch can use here, got {device!r} ({reason})") from None
+        if device.type == "meta":
+            raise ValueError("device must be one that holds values, got 'meta'")
+        batch = None if self._batch is None else self._batch.to(device)
+        state = {name: value.to(device) for name, value in self._state.items()}
+        self.device, self._batch, self._state = device, batch, state
+        return self
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the memory to a folder, so that `load_memory` continues exactly where it stopped.
 
         A crash at any moment leaves the folder's old or new state, never a mixture.
         """
+        if not isinstance(folder, str | PathLike):
+            raise ValueError(f"folder must be a path, got {type(folder).__name__}")
+        write_folder(folder, *self._description())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole memory as tensors and plain values, to go into a checkpoint and to `load_state_dict`."""
+        description, tensors = self._description()
+        return {**description, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue exactly where a memory that was made with the same arguments stopped.
+
+        On any error the memory is as before.
+
+        Args:
+            state: what `state_dict` returned.
+        """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state must be what state_dict returned, got {type(state).__name__}")
+        mine, _ = self._description()
+        for name in ("memory", "capacity", "seed", "options"):
+            if name not in state or state[name] != mine[name]:
+                raise ValueError(
+                    f"state must be of a memory that was made with the same arguments, {name} {mine[name]!r}, "
+                    f"got {state.get(name)!r}"
+                )
+        self.restore(state, state.get("tensors"))
+
+    def options(self) -> dict[str, Any]:
+        """What the constructor takes beside `capacity`, `seed` and `make_model`, as plain data.
+
+        Functions cannot be saved: `plain_options` marks them, and they are passed to `load_memory` again.
+        """
+        return {}
+
+    def _description(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """What the memory is made of: plain values and tensors."""
         tensors = {f"state.{name}": value for name, value in self._state.items()}
         tensors["generator"] = self._generator.get_state()
         form = None
@@ -126,51 +216,147 @@ class Memory(ABC):
             tensors |= {f"inputs.{name}": value for name, value in inputs.items()}
             tensors |= {"targets": self._batch.targets, "weights": self._batch.weights, "ids": self._batch.ids}
         description = {
-            "memory": type(self).__name__,
+            "memory": name_of(type(self)),
             "capacity": self.capacity,
             "seed": self.seed,
             "seen": self.seen,
             "inputs": form,
-            "options": self.options(),
+            "options": _checked_options(type(self), self.options()),
         }
-        write_folder(folder, description, tensors)
+        return description, tensors
 
-    def options(self) -> dict[str, Any]:
-        """What else the constructor needs, as plain data."""
-        return {}
+    def restore(self, description: Mapping[str, Any], tensors: Any) -> None:
+        """Take over what was saved; refused if it does not fit together."""
+        try:
+            seen, form = description["seen"], description["inputs"]
+            source = torch.Generator()
+            source.set_state(tensors["generator"].cpu())
+            state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+            state = {name: value.to(self.device, copy=True) for name, value in state.items()}
+            batch = None
+            if form is not None:
+                inputs = _rebuild(form, [tensors[f"inputs.{name}"] for name in form["names"]])
+                batch = Batch(inputs, *(tensors[name] for name in ("targets", "weights", "ids"))).to(self.device)
+            _check_restored(batch, seen, self.capacity)
+            batch = batch and batch.take(torch.arange(len(batch)))  # a copy of its own
+        except (KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+            raise ValueError(f"a saved memory must fit together, got one that does not ({error!r})") from None
+        self.seen, self._batch, self._state, self._generator = seen, batch, state, source
 
-    def restore(self, description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Take over what was saved."""
-        self.seen = description["seen"]
-        self._generator.set_state(tensors["generator"])
-        self._state = {
-            name.removeprefix("state."): value for name, value in tensors.items() if name.startswith("state.")
-        }
-        form = description["inputs"]
-        if form is not None:
-            inputs = [tensors[f"inputs.{name}"] for name in form["names"]]
-            self._batch = Batch(_rebuild(form, inputs), tensors["targets"], tensors["weights"], tensors["ids"])
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies: a generator cannot be copied, its state can."""
+        return {**self.__dict__, "_generator": self._generator.get_state()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._generator = torch.Generator()
+        self._generator.set_state(state["_generator"])
 
 
 class Loader:
-    """An iterable of minibatches."""
+    """An iterable of minibatches, which looks at its memory anew at each pass."""
 
-    def __init__(self, batch: Batch, batch_size: int, generator: torch.Generator | None) -> None:
-        self._batch, self._batch_size, self._generator = batch, batch_size, generator
+    def __init__(self, memory: Memory, batch_size: int, shuffle: bool) -> None:
+        self._memory, self._batch_size, self._shuffle = memory, batch_size, shuffle
 
     def __len__(self) -> int:
-        return -(-len(self._batch) // self._batch_size)
+        return -(-len(self._memory) // self._batch_size)
 
     def __iter__(self) -> Iterator[Sample]:
-        for part in self._batch.minibatches(self._batch_size, self._generator):
-            yield Sample(part.inputs, part.targets, part.weights)
+        source = self._memory._generator if self._shuffle else None
+        return map(_as_sample, self._memory.batch.minibatches(self._batch_size, source))
+
+
+class Examples(Dataset[Sample]):
+    """What a memory holds, one example at a time; a copy in another process keeps what was held when it was made."""
+
+    def __init__(self, source: Memory | Batch) -> None:
+        self._source = source
+
+    def _now(self) -> Batch:
+        return self._source if isinstance(self._source, Batch) else self._source.batch
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Sample:
+        batch = self._now()
+        return Sample(map_inputs(lambda t: t[index], batch.inputs), batch.targets[index], batch.weights[index])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._now(),)
+
+
+def name_of(kind: type[Memory]) -> str:
+    """By what name a class is known in files: our own by theirs, others with their module."""
+    ours = kind.__module__.startswith("recollect.")
+    return kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _as_sample(batch: Batch) -> Sample:
+    return Sample(batch.inputs, batch.targets, batch.weights)
 
 
 def _kept(held: Batch, arrived: Batch, choice: Choice) -> Batch:
     """The chosen examples, copied out of both without joining them."""
     first = choice.indices < len(held)
     kept = held.take(choice.indices[first]).followed_by(arrived.take(choice.indices[~first] - len(held)))
-    return Batch(kept.inputs, kept.targets, choice.weights.float(), kept.ids)
+    return Batch(kept.inputs, kept.targets, choice.weights.to(kept.targets.device, torch.float32), kept.ids)
+
+
+def _check_choice(choice: Choice, n: int, capacity: int) -> None:
+    """Refuse what cannot be kept, such as the choice of a memory that is being written."""
+    if not isinstance(choice, Choice):
+        raise ValueError(f"choose must return a Choice, got {type(choice).__name__}")
+    indices, weights = choice.indices, choice.weights
+    if indices.ndim != 1 or indices.dtype != torch.long or len(indices) > capacity:
+        raise ValueError(
+            f"choose must return at most {capacity} whole numbers as indices, "
+            f"got {indices.dtype} of shape {tuple(indices.shape)}"
+        )
+    if not _ascend(indices, n):
+        raise ValueError(f"choose must return ascending indices from 0 to {n - 1}, got others")
+    if weights.shape != indices.shape or not math.isfinite(weights.float().sum()):
+        raise ValueError(
+            f"choose must return one finite weight for each of {len(indices)} indices, got shape "
+            f"{tuple(weights.shape)} or weights that are not finite: are the inputs far from any sensible scale?"
+        )
+
+
+def _checked_options(kind: type[Memory], options: dict[str, Any]) -> dict[str, Any]:
+    """Options that can be written, and from which the memory can be made again."""
+    try:
+        json.dumps(options)
+        signature = inspect.signature(kind)
+        model = {"make_model": None} if "make_model" in signature.parameters else {}
+        signature.bind(capacity=0, seed=0, **model, **options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"a memory must be made from capacity, seed and its options() as plain data to be saved, got {error} "
+            f"for {kind.__name__}: see the documentation of Memory"
+        ) from None
+    return options
+
+
+def _check_restored(batch: Batch | None, seen: Any, capacity: int) -> None:
+    """Refuse a saved state that no memory can be in."""
+    if not isinstance(seen, int) or seen < 0 or (batch is None) != (seen == 0):
+        raise ValueError(f"a saved memory must have seen a number of examples that fits what it holds, got {seen!r}")
+    if batch is None:
+        return
+    ids, n = batch.ids, len(batch)
+    lengths = {len(t) for t in (*named_tensors(batch.inputs).values(), batch.weights, ids)}
+    if lengths != {n} or n > capacity or batch.weights.dtype != torch.float32 or not batch.weights.isfinite().all():
+        raise ValueError(f"a saved memory must hold at most {capacity} examples, each with a weight, got others")
+    if ids.dtype != torch.long or not _ascend(ids, seen):
+        raise ValueError(f"a saved memory must hold ascending ids below the {seen} seen, got others")
+
+
+def _ascend(numbers: Tensor, end: int) -> bool:
+    """Whether these are ascending numbers from 0 to below the end."""
+    if not len(numbers):
+        return True
+    return int(numbers[0]) >= 0 and int(numbers[-1]) < end and bool((numbers[1:] > numbers[:-1]).all())
 
 
 def _form(inputs: Inputs) -> dict[str, Any]:

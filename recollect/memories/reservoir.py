@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from recollect.batch import Batch, check_same_form
 from recollect.memories.memory import Choice, Memory
-from recollect.randomness import uniform_keys
+from recollect.randomness import derive_seed, uniform_keys
 
 
 class Reservoir(Memory):
@@ -29,32 +29,46 @@ class Reservoir(Memory):
     """
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        keys = torch.cat(
-            [self._state.get("keys", torch.zeros(0, dtype=torch.float64)), uniform_keys(self.seed, arrived.ids)]
-        )
-        return _smallest(keys, self.capacity, self.seen + len(arrived))
+        keys = uniform_keys(self.seed, arrived.ids)
+        if "keys" in self._state:
+            keys = torch.cat([self._state["keys"], keys])
+        return _smallest(keys, self.capacity, self.seen + len(arrived), self._state)
 
     def merge(self, other: "Reservoir") -> Self:
-        """A uniform sample of what both have seen. The other stream's ids follow this one's."""
-        if self.seed == other.seed:
+        """A uniform sample of what both have seen. The other stream's ids follow this one's.
+
+        Its capacity is this one's, or the other's if that is smaller and has been exceeded: of a stream only the
+        examples with the smallest keys are known, so that no larger sample of both can be uniform.
+        """
+        if not isinstance(other, Reservoir):
+            raise ValueError(f"a reservoir can be merged with a reservoir, got {type(other).__name__}")
+        sources = torch.cat([self._sources(), other._sources().to(self.device)])
+        if len(sources.unique()) < len(sources):
+            twice = self.seed if self.seed == other.seed else "one that was merged before"
             raise ValueError(
-                f"memories to be merged must have different seeds, got {self.seed} twice: "
+                f"memories to be merged must have different seeds, got {twice} twice: "
                 "their random keys would be the same"
             )
-        check_same_form(self.batch, other.batch)
-        merged = type(self)(self.capacity, seed=self.seed)
-        later = other.batch
+        later = other.batch.to(self.device)
+        check_same_form(self.batch, later)
+        capacity = min(self.capacity, other.capacity) if other.seen > len(other) else self.capacity
+        merged = type(self)(capacity, seed=self.seed).to(self.device)
         both = self.batch.followed_by(Batch(later.inputs, later.targets, later.weights, later.ids + self.seen))
-        keys = torch.cat([self._state["keys"], other._state["keys"]])
-        choice = _smallest(keys, self.capacity, self.seen + other.seen)
-        kept = both.take(choice.indices)
-        merged._batch = Batch(kept.inputs, kept.targets, choice.weights.float(), kept.ids)
-        merged._state = choice.state
+        keys = torch.cat([self._state["keys"], other._state["keys"].to(self.device)])
+        merged._commit(
+            both.take(torch.arange(0)), both, _smallest(keys, capacity, self.seen + other.seen, {"sources": sources})
+        )
         merged.seen = self.seen + other.seen
         return merged
 
+    def _sources(self) -> Tensor:
+        """Which streams of keys have been drawn from: one for each memory that was merged into this one."""
+        if "sources" in self._state:
+            return self._state["sources"]
+        return torch.tensor([derive_seed(self.seed, "keys")]).to(self.device)
 
-def _smallest(keys: Tensor, capacity: int, seen: int) -> Choice:
+
+def _smallest(keys: Tensor, capacity: int, seen: int, state: dict[str, Tensor]) -> Choice:
     count = min(capacity, len(keys))
     indices = keys.topk(count, largest=False).indices.sort().values
-    return Choice(indices, torch.full((count,), seen / count), {"keys": keys[indices]})
+    return Choice(indices, torch.full((count,), seen / count), {**state, "keys": keys[indices]})

@@ -1,15 +1,22 @@
 """What holds for every memory."""
 
-from collections.abc import Callable
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import recollect as rc
-from recollect.memories import MEMORIES
+from recollect.memories import MEMORIES, Choice, plain_options
+from tests.second_device import DEVICE, SecondDevice
 
 CAPACITY = 12
 
@@ -27,6 +34,26 @@ class Network(nn.Module):
 
 make_model = Network
 
+
+class EveryOther(rc.Memory):
+    """One that a user might write: keeps every second example, or what a function of the ids says, while it can."""
+
+    def __init__(self, capacity: int, *, step: int = 2, keep: Callable[[Tensor], Tensor] | None = None, seed: int = 0):
+        super().__init__(capacity, seed=seed)
+        self.step, self.keep = step, keep
+
+    def choose(self, held: rc.Batch, arrived: rc.Batch, model: nn.Module | None) -> Choice:
+        ids = torch.cat([held.ids, arrived.ids])
+        total = self._state.get("total", torch.tensor(0)) + len(arrived)
+        if len(ids) > self.capacity:
+            ids = ids[((ids % self.step == 0) if self.keep is None else self.keep(ids)) | (ids < 3)]
+        indices = torch.searchsorted(torch.cat([held.ids, arrived.ids]), ids[-self.capacity :])
+        return Choice(indices, torch.full((len(indices),), float(total) / len(indices)), {"total": total})
+
+    def options(self) -> dict[str, Any]:
+        return plain_options({"step": self.step} if self.keep is None else {"step": self.step, "keep": self.keep})
+
+
 FACTORIES: dict[str, Callable[..., rc.Memory]] = {
     "GradientMatching": partial(rc.GradientMatching, make_model, CAPACITY, inits=2, dim=40),
     "GradientMatching, last layer": partial(rc.GradientMatching, make_model, CAPACITY, inits=2, layers="last"),
@@ -37,6 +64,7 @@ FACTORIES: dict[str, Callable[..., rc.Memory]] = {
     "SlidingWindow": partial(rc.SlidingWindow, CAPACITY),
     "GSS": partial(rc.GSS, CAPACITY, dim=50),
     "Herding": partial(rc.Herding, CAPACITY),
+    "one of a user's own": partial(EveryOther, CAPACITY, step=3),
 }
 
 
@@ -62,7 +90,8 @@ def fill(memory: rc.Memory, sizes: list[int], seed: int = 0) -> tuple[Tensor, Te
 def same(a: rc.Memory, b: rc.Memory) -> bool:
     pairs = [(getattr(a.batch, name), getattr(b.batch, name)) for name in ("inputs", "targets", "weights", "ids")]
     states = a._state.keys() == b._state.keys() and all(torch.equal(a._state[k], b._state[k]) for k in a._state)
-    return a.seen == b.seen and states and all(torch.equal(x, y) for x, y in pairs)
+    random = torch.equal(a._generator.get_state(), b._generator.get_state())
+    return a.seen == b.seen and states and random and all(torch.equal(x, y) for x, y in pairs)
 
 
 @pytest.fixture(params=FACTORIES)
@@ -71,7 +100,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., rc.Memory]:
 
 
 def test_every_memory_is_under_contract() -> None:
-    assert set(MEMORIES) == {type(make()).__name__ for make in FACTORIES.values()}
+    assert {*MEMORIES, "EveryOther"} == {type(make()).__name__ for make in FACTORIES.values()}
 
 
 def test_kept_examples_are_the_originals_and_ids_their_places(make: Callable[..., rc.Memory]) -> None:
@@ -221,6 +250,281 @@ def test_sampling_and_loading(make: Callable[..., rc.Memory]) -> None:
         memory.sample(0)
     with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
         memory.loader(0)
+
+
+def test_a_loader_looks_at_the_memory_at_each_pass(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    loader = memory.loader(4, shuffle=False)
+    assert len(loader) == 0
+    with pytest.raises(ValueError, match="the memory must have seen data"):
+        next(iter(loader))
+    for sizes in ([3], [40], [40]):
+        fill(memory, sizes, seed=memory.seen)
+        assert len(loader) == -(-len(memory) // 4)
+        assert torch.equal(torch.cat([weights for _, _, weights in loader]), memory.batch.weights)
+        assert torch.equal(torch.cat([inputs for inputs, _, _ in loader]), memory.batch.inputs)
+
+
+def test_the_dataset_is_what_is_held(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    dataset = memory.dataset
+    assert len(dataset) == 0
+    loader: Any = DataLoader(dataset, batch_size=5, generator=torch.Generator())
+    for sizes in ([7], [40]):
+        fill(memory, sizes)
+        parts = list(loader)
+        for name in ("inputs", "targets", "weights"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(memory.batch, name))
+    one = dataset[-1]
+    assert torch.equal(one.inputs, memory.batch.inputs[-1])
+    copied = pickle.loads(pickle.dumps(dataset))  # what other processes get: the examples, and nothing that made them
+    assert len(copied) == len(memory)
+    assert torch.equal(copied[0].inputs, dataset[0].inputs)
+
+
+def test_the_dataset_of_structured_inputs(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    inputs, targets = examples(40)
+    memory.update({"left": inputs[:, :1], "right": inputs}, targets, model=the_model())
+    part = next(iter(DataLoader(memory.dataset, batch_size=5, generator=torch.Generator())))
+    assert torch.equal(part.inputs["left"], memory.batch.inputs["left"][:5])
+
+
+def test_a_checkpoint_holds_the_whole_memory(make: Callable[..., rc.Memory]) -> None:
+    steady, resumed = make(), make()
+    for memory in (steady, resumed):
+        fill(memory, [30])
+        memory.sample(3)
+    file = io.BytesIO()
+    torch.save({"memory": resumed.state_dict(), "epoch": 3}, file)
+    file.seek(0)
+    resumed = make()
+    resumed.load_state_dict(torch.load(file, weights_only=True)["memory"])
+    assert same(steady, resumed)
+    for memory in (steady, resumed):
+        fill(memory, [20, 20], seed=1)
+    assert same(steady, resumed)
+    empty = make()
+    empty.load_state_dict(make().state_dict())
+    assert len(empty) == empty.seen == 0
+
+
+def test_loading_a_checkpoint_copies_it(make: Callable[..., rc.Memory]) -> None:
+    memory, loaded = make(), make()
+    fill(memory, [30])
+    state = memory.state_dict()
+    loaded.load_state_dict(state)
+    before = loaded.batch.inputs.clone()
+    for value in state["tensors"].values():
+        value.zero_()
+    assert torch.equal(loaded.batch.inputs, before)
+    assert float(loaded.batch.weights.sum()) > 0
+
+
+def damaged_states(state: dict[str, Any]) -> Iterator[Any]:
+    """Checkpoints that this memory must not take."""
+    yield None
+    yield {}
+    for name in ("memory", "capacity", "seed", "options"):
+        yield {**state, name: "another"}
+    for name in state:
+        yield {key: value for key, value in state.items() if key != name}
+    for seen in (-1, 2.0, None, 0, 5):
+        yield {**state, "seen": seen}
+    tensors = state["tensors"]
+    for name in ("generator", "inputs.", "targets", "weights", "ids"):
+        for bad in (None, tensors[name][:2], torch.zeros(()), tensors[name].flip(0)[:3]):
+            yield {**state, "tensors": {**tensors, name: bad}}
+        yield {**state, "tensors": {key: value for key, value in tensors.items() if key != name}}
+    yield {**state, "tensors": {**tensors, "weights": tensors["weights"] * torch.nan}}
+    yield {**state, "tensors": {**tensors, "ids": tensors["ids"].flip(0)}}
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(make: Callable[..., rc.Memory]) -> None:
+    memory, untouched = make(), make()
+    for one in (memory, untouched):
+        fill(one, [30])
+    for state in damaged_states(memory.state_dict()):
+        with pytest.raises(ValueError, match=r"^[^\n]*$"):
+            memory.load_state_dict(state)
+        assert same(memory, untouched)
+    with pytest.raises(ValueError, match="must be of a memory that was made with the same arguments, seed 3, got 0"):
+        make(seed=3).load_state_dict(untouched.state_dict())
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy], ids=["deep", "shallow"])
+def test_a_copy_goes_its_own_way(make: Callable[..., rc.Memory], copied: Callable[[rc.Memory], rc.Memory]) -> None:
+    memory, steady = make(), make()
+    for one in (memory, steady):
+        fill(one, [30])
+    clone = copied(memory)
+    assert same(memory, clone)
+    fill(clone, [30], seed=1)
+    clone.sample(5)
+    assert same(memory, steady)
+    fill(memory, [30], seed=1)
+    memory.sample(5)
+    assert same(memory, clone)
+
+
+def test_numpy_numbers_are_numbers(make: Callable[..., rc.Memory], tmp_path: Path) -> None:
+    memory, plain = make(seed=np.int64(3)), make(seed=3)
+    for one in (memory, plain):
+        fill(one, [30])
+    assert len(memory.sample(np.int32(4)).targets) == 4
+    plain.sample(4)
+    assert len(memory.loader(np.uint8(5))) == -(-len(memory) // 5)
+    assert same(memory, plain)
+    memory.save(tmp_path)
+    assert same(rc.load_memory(tmp_path, make_model), plain)
+
+
+def test_a_memory_tells_about_itself_in_one_line(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    assert repr(memory) == f"{type(memory).__name__}(0 of 0 seen, capacity 12)"
+    fill(memory, [30])
+    name = type(memory).__name__
+    assert repr(memory).startswith(f"{name}({len(memory)} of 30 seen, capacity 12, weights ")
+    assert ("error 0.0" in repr(memory)) == hasattr(memory, "error")
+    assert repr(memory.batch).startswith(f"Batch({len(memory)} examples, inputs (4,) float32, targets int64, weights ")
+    assert "\n" not in repr(memory) + repr(memory.batch)
+
+
+# Those that match gradients compute on the device of their models, and are tested with their embeddings.
+ON_ANY_DEVICE = [name for name in FACTORIES if "Matching" not in name]
+
+
+@pytest.mark.parametrize("name", ON_ANY_DEVICE)
+def test_all_of_a_memory_is_on_one_device(name: str, tmp_path: Path) -> None:
+    """On a second device, whose tensors refuse to meet others, a memory ends as on the first."""
+    here = FACTORIES[name]()
+    fill(here, [5, 30, 30])
+    with SecondDevice():
+        there = FACTORIES[name]()
+        inputs, targets = examples(65)
+        there.update(inputs[:5], targets[:5], model=the_model())
+        assert there.to(DEVICE) is there
+        for rows in (slice(5, 35), slice(35, 65)):
+            x = inputs[rows] if rows.start == 5 else inputs[rows].to(DEVICE)  # from wherever
+            there.update(x, targets[rows], model=the_model())
+        everything = [there.batch.inputs, there.batch.targets, there.batch.weights, there.batch.ids]
+        assert {t.device for t in [*everything, *there._state.values()]} == {DEVICE}
+        assert there.sample(3).weights.device == DEVICE
+        assert next(iter(there.loader(3))).inputs.device == DEVICE
+        assert there.dataset[0].targets.device == DEVICE
+        assert "weights" in repr(there)
+        there.save(tmp_path)
+        assert same(rc.load_memory(tmp_path, make_model).to(DEVICE).to("cpu"), copy.deepcopy(there.to("cpu")))
+        loaded = FACTORIES[name]().to(DEVICE)
+        loaded.load_state_dict(there.state_dict())
+        assert loaded.batch.inputs.device == DEVICE
+    here.sample(3)
+    next(iter(here.loader(3)))
+    assert same(here, there)
+
+
+def test_only_a_device_that_holds_values_will_do(make: Callable[..., rc.Memory]) -> None:
+    memory, untouched = make(), make()
+    for one in (memory, untouched):
+        fill(one, [30])
+    for device in ("meta", "nowhere", "vulkan", None, 3.5):
+        with pytest.raises(ValueError, match=r"^device must be one that [^\n]*$"):
+            memory.to(device)
+    assert same(memory, untouched)
+
+
+# Memories that users write
+
+
+def test_a_memory_of_ones_own_is_found_by_its_name(tmp_path: Path) -> None:
+    memory = EveryOther(12, step=3)
+    fill(memory, [30])
+    memory.save(tmp_path)
+    assert f'"memory": "{EveryOther.__module__}.EveryOther"' in (tmp_path / "memory.json").read_text()
+    assert type(rc.load_memory(tmp_path)) is EveryOther
+    assert rc.load_memory(tmp_path, kind=EveryOther).step == 3
+
+
+def test_nothing_is_imported_because_a_file_names_it(tmp_path: Path) -> None:
+    class Passing(EveryOther):
+        pass
+
+    memory = EveryOther(12)
+    fill(memory, [30])
+    memory.save(tmp_path)
+    path = tmp_path / "memory.json"
+    for name in ("antigravity.Memory", "os.system", "Memory", "EveryOther", "tests.nowhere.EveryOther"):
+        path.write_text(path.read_text().replace(f"{EveryOther.__module__}.EveryOther", name))
+        with pytest.raises(ValueError, match=f"no class '{name}' is known here: import it, or pass kind="):
+            rc.load_memory(tmp_path)
+        path.write_text(path.read_text().replace(f'"{name}"', f'"{EveryOther.__module__}.EveryOther"'))
+    path.write_text(path.read_text().replace(EveryOther.__module__, "__main__"))  # saved by a script
+    assert same(rc.load_memory(tmp_path, kind=EveryOther), memory)
+    with pytest.raises(ValueError, match=r"kind must be the class that was saved, '__main__.EveryOther', got"):
+        rc.load_memory(tmp_path, kind=Passing)
+    for kind in (dict, EveryOther(3), "EveryOther"):
+        with pytest.raises(ValueError, match=r"kind must be a class derived from recollect.Memory"):
+            rc.load_memory(tmp_path, kind=kind)
+
+
+def test_functions_of_a_memory_of_ones_own_are_passed_again(tmp_path: Path) -> None:
+    def keep(ids: Tensor) -> Tensor:
+        return ids % 5 == 0
+
+    memory = EveryOther(12, keep=keep)
+    fill(memory, [30])
+    memory.save(tmp_path)
+    with pytest.raises(ValueError, match="keep must be passed to load_memory, as functions are not saved"):
+        rc.load_memory(tmp_path)
+    loaded = rc.load_memory(tmp_path, keep=keep)
+    for one in (memory, loaded):
+        fill(one, [30], seed=1)
+    assert same(memory, loaded)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    class Forgetful(EveryOther):
+        def __init__(self, capacity: int, tensor: Tensor, *, seed: int = 0) -> None:
+            super().__init__(capacity, seed=seed)
+
+        def options(self) -> dict[str, Any]:
+            return {}
+
+    class Secretive(EveryOther):
+        def options(self) -> dict[str, Any]:
+            return {"step": torch.tensor(2)}
+
+    for memory in (Forgetful(3, torch.zeros(2)), Secretive(3)):
+        for save in (memory.save, lambda _, m=memory: m.state_dict()):
+            with pytest.raises(ValueError, match=r"^a memory must be made from capacity, seed and its options\(\)"):
+                save(tmp_path / "memory")
+    assert not (tmp_path / "memory").exists()
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (None, "choose must return a Choice, got NoneType"),
+        (Choice(torch.arange(13), torch.ones(13)), "at most 12 whole numbers as indices"),
+        (Choice(torch.tensor([0.0]), torch.ones(1)), "whole numbers as indices, got torch.float32"),
+        (Choice(torch.tensor([2, 1]), torch.ones(2)), "ascending indices from 0 to 29"),
+        (Choice(torch.tensor([1, 1]), torch.ones(2)), "ascending indices from 0 to 29"),
+        (Choice(torch.tensor([-1, 1]), torch.ones(2)), "ascending indices from 0 to 29"),
+        (Choice(torch.tensor([1, 30]), torch.ones(2)), "ascending indices from 0 to 29"),
+        (Choice(torch.tensor([1, 2]), torch.ones(3)), "one finite weight for each of 2 indices"),
+        (Choice(torch.tensor([1, 2]), torch.tensor([1.0, torch.nan])), "one finite weight for each of 2 indices"),
+        (Choice(torch.tensor([1]), torch.tensor([1e300], dtype=torch.float64)), "one finite weight"),
+    ],
+)
+def test_a_choice_that_cannot_be_kept_is_refused(choice: Any, message: str) -> None:
+    class Wrong(rc.Memory):
+        def choose(self, held: rc.Batch, arrived: rc.Batch, model: nn.Module | None) -> Choice:
+            return choice  # type: ignore[no-any-return]
+
+    memory = Wrong(12)
+    with pytest.raises(ValueError, match=message):
+        fill(memory, [30])
+    assert memory.seen == len(memory) == 0
 
 
 @pytest.mark.parametrize("capacity", [0, -1, 2.5, True])
