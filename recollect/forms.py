@@ -5,6 +5,7 @@ The annotations of the dataclass are the form: nothing else is said about it any
 
 import math
 from dataclasses import fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -88,12 +89,15 @@ def _read_plain(kind: Any, data: Any, place: str) -> Any:
 
 def _read_fields(kind: Any, data: Any, place: str) -> Any:
     _fitting(data, isinstance(data, dict), "an object", place)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     names = [field.name for field in fields(kind)]
     for name in (*names, *data):
         if name not in data or name not in names:
             raise _MisfitError(f"the names {', '.join(names)}", place, list(data))
     return kind(**{name: _read(hints[name], data[name], f"{place}.{name}".lstrip(".")) for name in names})
+
+
+_hints = cache(get_type_hints)
 
 
 def _fitting(data: Any, fits: bool, wanted: str, place: str) -> Any:

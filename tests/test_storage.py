@@ -93,7 +93,7 @@ def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
     filled().save(tmp_path)
     path = tmp_path / "memory.json"
     content = path.read_bytes()
-    for bit in range(0, 8 * len(content), 3):
+    for bit in range(0, 8 * len(content), 7):
         flipped = bytearray(content)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)

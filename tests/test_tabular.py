@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from recollect.cli import main
+from recollect.files import checksum, seal, unseal
 from recollect.tabular import Settings, Store, find_files, fit_encoding, parse_bytes, pieces, select_rows, write_table
 from recollect.tabular.encoding import Drift
 
@@ -283,29 +284,181 @@ def test_a_second_update_waits_or_says_so(tmp_path: Path, capsys: pytest.Capture
     assert run("update", tmp_path / "s", path, "--no-wait") == 0
 
 
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change a sealed document and seal it again, as somebody would who knows how."""
+    path.write_bytes(seal(unseal(path.read_bytes(), "it") | changes))
+
+
+def rebind(folder: Path) -> None:
+    """Let current.json hold the checksum of the state as it is now."""
+    number = unseal((folder / "current.json").read_bytes(), "it")["number"]
+    rewrite(folder / "current.json", state=checksum((Store(folder).generation(number) / "state.json").read_bytes()))
+
+
+def two_files(folder: Path, **settings: Any) -> Store:
+    """A store that has taken two files."""
+    store = make_store(folder / "s", **settings)
+    for i in range(2):
+        store.update([save(make_table(60, seed=i), folder / f"{i}.parquet")])
+    return store
+
+
 def test_damaged_stores_are_refused_and_nothing_leads_out_of_the_folder(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s")
-    store.update([save(make_table(), tmp_path / "a.parquet")])
-    generation = store._current()
-    assert generation is not None
-    outside = tmp_path / "generation-000009"
-    outside.mkdir()
+    folder = two_files(tmp_path).folder
+    generation = "generation-000002"
+    state = unseal((folder / generation / "state.json").read_bytes(), "it")
     for name, content, message in [
-        ("current.json", b'{"generation": "../generation-000009"}', "must name a generation"),
-        ("current.json", b"{", "damaged"),
-        (f"{generation.name}/rows.arrow", b"ARROW1", "content it was saved with"),
-        (f"{generation.name}/state.json", b"[]", "damaged"),
-        (f"{generation.name}/state.json", b'{"files": [], "encoding": {}, "rows_hash": ""}', "must"),
-        ("store.json", b'{"format": "recollect store", "version": 99}', "version"),
-        ("store.json", b'{"format": "recollect store", "version": 1, "settings": {"target": 1}}', "settings"),
+        ("current.json", seal({"number": 2, "state": None}), "must point at its latest generation"),
+        ("current.json", seal({"number": "../../2", "state": "0"}), "a whole number at number"),
+        ("current.json", b"{", "checksum says otherwise"),
+        (f"{generation}/rows.arrow", b"ARROW1", "content it was saved with"),
+        (f"{generation}/state.json", b"[]", "content it was saved with"),
+        (f"{generation}/state.json", seal(state | {"outputs": 17}), "content it was saved with"),
+        ("store.json", seal({"format": "recollect store", "version": 99}), "version 2, got 99: update recollect"),
+        ("store.json", b'{\n  "format": "recollect store",\n  "version": 1,\n', "an older recollect wrote"),
+        ("store.json", seal({"format": "recollect store", "version": 2, "settings": {"target": 1}}), "settings"),
     ]:
-        path = tmp_path / "s" / name
+        path = folder / name
         good = path.read_bytes()
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            Store(tmp_path / "s").load()
+            Store(folder).load()
         path.write_bytes(good)
-    assert Store(tmp_path / "s").load().memory.seen == 120
+    assert Store(folder).load().memory.seen == 120
+
+
+def test_a_store_that_lost_its_pointer_is_not_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = two_files(tmp_path).folder
+    rows = Store(folder).load().table()
+    for lost in (["current.json"], ["latest.json"], ["current.json", "latest.json"], ["store.json"]):
+        for name in lost:
+            (folder / name).unlink()
+        before = files_of(folder)
+        for command in (("update", folder, tmp_path / "0.parquet"), ("inspect", folder)):
+            assert run(*command) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+        assert files_of(folder) == before
+        assert run("recover", folder) == 0
+        assert "goes on from generation 2: 20 rows kept of 120 seen in 2 files" in capsys.readouterr().out
+        assert Store(folder).load().table().equals(rows)
+    assert run("recover", folder) == 0
+    assert "was whole, nothing was changed" in capsys.readouterr().out
+    assert run("update", folder, tmp_path / "0.parquet") == 0
+    assert "taken before" in capsys.readouterr().out
+    make_store(tmp_path / "new")
+    (tmp_path / "new" / "current.json").unlink()
+    assert run("update", tmp_path / "new", tmp_path / "0.parquet") == 2  # not even when nothing was taken yet
+
+
+def test_recovering_goes_back_to_the_newest_generation_that_is_whole(tmp_path: Path, capsys: Any) -> None:
+    folder = two_files(tmp_path).folder
+    (folder / "generation-000002" / "rows.arrow").write_bytes(b"ARROW1")
+    assert run("recover", folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["number"] == 1
+    assert Store(folder).load().memory.seen == 60
+    assert Store(folder).update([tmp_path / "1.parquet"])[0].seen == 120
+    for path in folder.glob("generation-*/state.json"):
+        path.unlink()
+    before = files_of(folder)
+    assert run("recover", folder) == 2
+    assert "must hold a whole generation, got none" in capsys.readouterr().err
+    assert run("recover", tmp_path) == 2
+    assert files_of(folder) == before and not (tmp_path / "lock").exists()
+
+
+def test_a_pointer_that_was_set_back_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = two_files(tmp_path).folder
+    old = seal({"number": 1, "state": checksum((folder / "generation-000001" / "state.json").read_bytes())})
+    (folder / "current.json").write_bytes(old)
+    before = files_of(folder)
+    assert run("update", folder, tmp_path / "1.parquet") == 2
+    assert "must point at its latest generation, 2, got 1" in capsys.readouterr().err
+    assert files_of(folder) == before
+    (folder / "latest.json").write_bytes(seal({"number": 1}))  # a crash before naming looks like this: it is no fault
+    assert Store(folder).load().memory.seen == 60
+
+
+def test_a_state_that_still_parses_is_noticed_when_it_was_edited(tmp_path: Path) -> None:
+    """Also by somebody who mends all checksums, where the parts no longer fit one another."""
+    folder = two_files(tmp_path).folder
+    path = folder / "generation-000002" / "state.json"
+    state, good = unseal(path.read_bytes(), "it"), files_of(folder)
+    encoding = state["encoding"]
+    for changes in (
+        {"files": state["files"][:1]},
+        {"files": [state["files"][0], state["files"][1] | {"first": 7}]},
+        {"encoding": encoding | {"columns": encoding["columns"][1:]}},
+        {"encoding": encoding | {"classes": encoding["classes"][:1]}},
+        {"encoding": encoding | {"target": "color"}},
+        {"encoding": encoding | {"task": "regression"}},
+        {"outputs": 1},
+        {"number": 1},
+        {"settings": state["settings"] | {"size": 21}},
+    ):
+        rewrite(path, **changes)
+        with pytest.raises(ValueError, match="content it was saved with"):
+            Store(folder).load()
+        rebind(folder)
+        with pytest.raises(ValueError, match=r"^[^\n]*$"):
+            Store(folder).load()
+        for name, content in good.items():
+            (folder / name).write_bytes(content)
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = two_files(tmp_path).folder
+    (folder / "lock").unlink()
+    (folder / "lock").symlink_to(tmp_path / "outside")
+    assert run("update", folder, tmp_path / "0.parquet") == 2
+    assert "a lock must be a plain file, got the link" in capsys.readouterr().err
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_generation_is_on_disk_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path / "s")
+    synced: list[int] = []
+    sync, replaced = os.fsync, Path.replace
+
+    def recording(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        sync(handle)
+
+    def checked(self: Path, target: Path) -> Path:
+        if target.name == "current.json":
+            new = store.generation(1)
+            assert {path.stat().st_ino for path in (store.folder, new, new / "memory")} <= set(synced)
+        return replaced(self, target)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    monkeypatch.setattr(Path, "replace", checked)
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    assert synced[-1] == store.folder.stat().st_ino
+
+
+def test_a_reader_that_updates_leave_behind_reads_the_new_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = two_files(tmp_path, memory="reservoir")
+    paths = [save(make_table(60, seed=i), tmp_path / f"{i}.parquet") for i in range(2, 4)]
+    held = Store._held
+
+    def late(self: Store, *arguments: Any) -> Any:
+        if paths:
+            monkeypatch.setattr(Store, "_held", held)
+            store.update([paths.pop(), paths.pop()])  # which removes what is about to be read
+        return held(self, *arguments)
+
+    monkeypatch.setattr(Store, "_held", late)
+    assert Store(tmp_path / "s").load().memory.seen == 240
+
+
+def test_a_killed_init_can_be_repeated(tmp_path: Path) -> None:
+    make_store(tmp_path / "s")
+    (tmp_path / "s" / "store.json").unlink()
+    make_store(tmp_path / "s").update([save(make_table(), tmp_path / "a.parquet")])
+    (tmp_path / "s" / "store.json").unlink()
+    with pytest.raises(ValueError, match="which holds something"):
+        make_store(tmp_path / "s")
 
 
 def test_inspect_tells_by_class_and_by_file_and_escapes_names(tmp_path: Path, capsys: Any) -> None:
@@ -414,7 +567,7 @@ def test_broken_files_get_exit_code_2_and_one_clear_line(tmp_path: Path, capsys:
             assert error.startswith("recollect: ") and error.count("\n") == 1 and len(error) < 700, (why, error)
             assert "Traceback" not in error
     assert not (tmp_path / "out.parquet").exists()
-    assert sorted(p.name for p in store.iterdir()) == ["lock", "store.json"]
+    assert sorted(p.name for p in store.iterdir()) == ["current.json", "latest.json", "lock", "store.json"]
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
@@ -543,7 +696,7 @@ def survive_kills(folder: Path, kills: int) -> None:
                 seen = held.memory.seen
     Store(folder / "s").update(paths, wait=False)  # and no lock was left behind
     assert Store(folder / "s").load().table().equals(calm.load().table())
-    saved = [files_of(current / "memory") for s in ("s", "calm") if (current := Store(folder / s)._current())]
+    saved = [files_of(Store(folder / s).generation(6) / "memory") for s in ("s", "calm")]
     assert saved[0] == saved[1]
 
 

@@ -1,6 +1,7 @@
-"""The commands for people with files: select, init, update, export, inspect."""
+"""The commands for people with files: select, init, update, export, inspect, recover."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -31,7 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for scripts.
 
 def add_commands(app: typer.Typer) -> None:
     """Register them."""
-    for command in (select, init, update, export, inspect):
+    for command in (select, init, update, export, inspect, recover):
         app.command()(command)
 
 
@@ -166,6 +167,16 @@ def inspect(
             console.print(table)
         if html is not None:
             console.print(f"The page: {html}", soft_wrap=True)
+
+
+def recover(store: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Point a damaged store at its newest generation that is whole."""
+    from recollect.tabular import Store
+
+    found = Store.recover(store)
+    what = "was whole, nothing was changed" if found.was_whole else f"goes on from generation {found.number}"
+    text = f"{store} {what}: {found.kept} rows kept of {found.seen:,} seen in {found.files} files"
+    _answer({"store": str(store), **asdict(found)}, text, quiet, as_json)
 
 
 def _settings(

@@ -8,8 +8,8 @@ the encoding was made are compressed, not cut, so that drifting data stay told a
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -127,18 +127,6 @@ class Encoding:
         if len(self.classes) > MOST_CLASSES:
             raise ValueError(f"the target {self.target!r} must have at most {MOST_CLASSES} classes, got more")
         return torch.tensor([known[name] for name in names])
-
-    def as_data(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "Encoding":
-        """What `as_data` gave; any other thing is refused."""
-        try:
-            columns = [Column(**column) for column in data["columns"]]
-            return cls(**{**data, "columns": columns})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"the encoding must be one that was saved, got another thing ({error})") from None
 
 
 def fit_encoding(

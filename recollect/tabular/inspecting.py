@@ -21,14 +21,14 @@ _MANY = 30  # classes or files shown in a plot at most
 def inspection(store: Store) -> dict[str, Any]:
     """Counts by class and by file, weights, matching error over time, and what drifted."""
     about: dict[str, Any] = {"store": str(store.folder), "settings": store.settings.as_data(), "seen": 0, "kept": 0}
-    if store.state() is None:
+    if not store.number():
         return {**about, "task": None, "classes": [], "files": [], "weights": []}
     held, taken = store.read()
     batch = held.memory.batch
     weights, ids = batch.weights.double().numpy(), batch.ids.numpy()
     seen: dict[str, int] = {}
     for entry in taken:
-        for name, count in entry["class_counts"].items():
+        for name, count in entry.class_counts.items():
             seen[name] = seen.get(name, 0) + count
     classes = []
     for label, name in enumerate(held.encoding.classes):
@@ -36,9 +36,9 @@ def inspection(store: Store) -> dict[str, Any]:
         classes.append(_counts(name, seen.get(name, 0), weights[mine]))
     files = []
     for entry in taken:
-        mine = (ids >= entry["first"]) & (ids < entry["first"] + entry["rows"])
-        more = {name: entry[name] for name in ("hash", "time", "error", "seconds", "rows_per_second", "drift")}
-        files.append({**_counts(entry["name"], entry["rows"], weights[mine]), **more})
+        mine = (ids >= entry.first) & (ids < entry.first + entry.rows)
+        more = {name: getattr(entry, name) for name in ("hash", "time", "error", "seconds", "rows_per_second", "drift")}
+        files.append({**_counts(entry.name, entry.rows, weights[mine]), **more})
     about |= {"seen": held.memory.seen, "kept": len(batch), "task": held.encoding.task}
     return {**about, "classes": classes, "files": files, "weights": weights.tolist()}
 

@@ -23,7 +23,7 @@ from recollect.memories import ClassBalanced, GradientMatching, Memory, Reservoi
 from recollect.tabular.encoding import Drift, Encoding, Task, fit_encoding
 from recollect.tabular.reading import pieces
 
-MEMORIES: dict[str, type[Memory]] = {
+TABLE_MEMORIES: dict[str, type[Memory]] = {
     "recollect": GradientMatching,
     "reservoir": Reservoir,
     "class-balanced": ClassBalanced,
@@ -47,7 +47,7 @@ class Settings:
     Attributes:
         target: the column to be predicted.
         size: how many rows are kept at most.
-        memory: a name of `MEMORIES`.
+        memory: a name of `TABLE_MEMORIES`.
         task: "classification" or "regression"; decided by the target's values if None.
         ignore: columns that are kept but not looked at.
         classes: for how many classes there is room; twice as many as in the first file by default.
@@ -69,8 +69,8 @@ class Settings:
     def __post_init__(self) -> None:
         check_count("size", self.size)
         check_seed(self.seed)
-        if self.memory not in MEMORIES:
-            raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {self.memory!r}")
+        if self.memory not in TABLE_MEMORIES:
+            raise ValueError(f"memory must be one of {', '.join(TABLE_MEMORIES)}, got {self.memory!r}")
         if self.task not in (None, "classification", "regression"):
             raise ValueError(f"task must be classification or regression, got {self.task!r}")
         if self.classes is not None and self.classes < 2:
@@ -95,13 +95,6 @@ class Settings:
 
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "Settings":
-        try:
-            return cls(**{**data, "ignore": tuple(data["ignore"])})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"the settings must be those that were saved, got others ({error})") from None
 
 
 @dataclass
@@ -177,7 +170,7 @@ class TableMemory:
         return cls(settings, schema, encoding, make_network, progress=progress)
 
     def _make_memory(self, make_network: MakeNetwork | None) -> Memory:
-        settings, kind = self.settings, MEMORIES[self.settings.memory]
+        settings, kind = self.settings, TABLE_MEMORIES[self.settings.memory]
         if kind is ClassBalanced and self.encoding.task == "regression":
             raise ValueError("class-balanced needs a target with classes, got a quantity: choose another --memory")
         if kind is not GradientMatching:
