@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch
-from recollect.dictionary import InMemory, Joined
-from recollect.embedding import GradientEmbedding, MakeModel
+from recollect.dictionary import Dictionary, InMemory, Joined
+from recollect.embedding import EmbeddingOptions, GradientEmbedding, MakeModel
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.pursuit import pursue
 from recollect.selection import MatchingOptions, split_options
@@ -23,7 +23,8 @@ class GradientMatching(Memory):
     so old examples can be dropped or reweighted. Until the capacity is reached, everything is kept with weight one.
 
     Args:
-        make_model: returns a freshly initialised model at each call; may be None to read a loaded memory.
+        make_model: returns a freshly initialised model at each call; may be None to read a loaded memory. Or an
+            embedding, to be shared by several memories; its options are then left out here.
         capacity: how many examples are kept at most.
         seed: the same seed gives the same memory.
         progress: show progress bars in a terminal.
@@ -40,7 +41,7 @@ class GradientMatching(Memory):
 
     def __init__(
         self,
-        make_model: MakeModel | None,
+        make_model: MakeModel | GradientEmbedding | None,
         capacity: int,
         *,
         seed: int = 0,
@@ -51,8 +52,24 @@ class GradientMatching(Memory):
         self._embedding_options, self._pursuit_options = split_options(options)
         self.progress = progress
         self.embedding: GradientEmbedding | None = None
-        if make_model is not None:
+        self._shared = isinstance(make_model, GradientEmbedding)
+        self._candidates: Dictionary | None = None
+        if isinstance(make_model, GradientEmbedding):
+            self.embedding = make_model
+            names = EmbeddingOptions.__annotations__
+            self._embedding_options = {name: getattr(make_model, name) for name in names}  # type: ignore[assignment]
+        elif make_model is not None:
             self.embedding = GradientEmbedding(make_model, seed=seed, **self._embedding_options)
+
+    def update(
+        self, inputs: Any, targets: Any, *, model: nn.Module | None = None, candidates: Dictionary | None = None
+    ) -> None:
+        """As for every memory; `candidates` are the embeddings of these examples, if they are known already."""
+        self._candidates = candidates
+        try:
+            super().update(inputs, targets, model=model)
+        finally:
+            self._candidates = None
 
     def share(self, kind: type[SomeEmbedding]) -> SomeEmbedding:
         """An embedding of another kind with this memory's settings, to be set as `embedding` of several memories."""
@@ -74,7 +91,9 @@ class GradientMatching(Memory):
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embedding = self._checked_embedding()
-        dictionary = embedding.dictionary(arrived.inputs, arrived.targets, progress=self.progress)
+        dictionary = self._candidates
+        if dictionary is None:
+            dictionary = embedding.dictionary(arrived.inputs, arrived.targets, progress=self.progress)
         target = dictionary.sum()
         if len(held):
             target += self._state["target"]  # Alg. 2: g <- g + sum_i g_i
@@ -98,9 +117,9 @@ class GradientMatching(Memory):
         """The embedding, with what was saved of it, once it is known to be the same as before."""
         if self.embedding is None:
             raise ValueError("updating needs make_model, got None: pass it to load_memory")
-        if not self._state:
+        if not self._state and not self._shared:
             self.embedding.forget()  # an update that failed may have left its statistics behind
-        elif self.embedding.statistics is None:
+        elif self._state and self.embedding.statistics is None:
             now, before = self.embedding.fingerprint(), self._state["fingerprint"]
             if now.shape != before.shape or not torch.allclose(now, before, rtol=1e-4):
                 raise ValueError(
