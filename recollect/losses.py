@@ -55,6 +55,8 @@ def get_loss(loss: str | LossFunction) -> LossFunction:
 
 def check_losses(losses: Tensor, n: int) -> Tensor:
     """Refuse a loss that is not one number per example."""
+    if not isinstance(losses, Tensor):
+        raise ValueError(f"loss must return a tensor with one value per example, got {type(losses).__name__}")
     if losses.shape != (n,):
         raise ValueError(
             f"loss must return one value per example, got shape {tuple(losses.shape)} for {n} examples: "

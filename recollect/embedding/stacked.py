@@ -18,7 +18,6 @@ from recollect.embedding.passes import listen
 from recollect.embedding.plan import PROBES, Plan
 from recollect.embedding.projections import Kronecker
 from recollect.losses import LossFunction
-from recollect.models import is_only_linear
 
 LARGEST = 16
 """How many draws go into one pass at most: what flows through them should fit the cache."""
@@ -105,6 +104,17 @@ class StackedDraws:
                 if call.delta is not None and not _close(call.delta, stack.delta[s]):  # type: ignore[index]
                     return False
         return True
+
+
+def is_only_linear(model: nn.Module) -> bool:
+    """Whether all parameters belong to linear layers: such networks are small enough to gain from being stacked.
+
+    Example:
+        >>> is_only_linear(nn.Linear(3, 2)), is_only_linear(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)))
+        (True, False)
+    """
+    owners = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    return all(type(owner) is nn.Linear for owner in owners)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

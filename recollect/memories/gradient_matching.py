@@ -1,6 +1,6 @@
 """Continual gradient matching (Alg. 2)."""
 
-from typing import Any, TypeVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,6 @@ from recollect.embedding import EmbeddingOptions, GradientEmbedding, MakeModel
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.pursuit import pursue
 from recollect.selection import MatchingOptions, split_options
-
-SomeEmbedding = TypeVar("SomeEmbedding", bound=GradientEmbedding)
 
 
 class GradientMatching(Memory):
@@ -70,12 +68,6 @@ class GradientMatching(Memory):
             super().update(inputs, targets, model=model)
         finally:
             self._candidates = None
-
-    def share(self, kind: type[SomeEmbedding]) -> SomeEmbedding:
-        """An embedding of another kind with this memory's settings, to be set as `embedding` of several memories."""
-        if self.embedding is None:
-            raise ValueError("sharing needs make_model, got None")
-        return kind(self.embedding.make_model, seed=self.seed, **self._embedding_options)
 
     @property
     def target(self) -> Tensor:
