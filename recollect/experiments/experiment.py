@@ -8,21 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from recollect import models, streams
+from recollect import learners, memories, models, streams
 from recollect.checks import check_count
 from recollect.datasets import Dataset, Examples
 from recollect.embedding import MakeModel
-from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
-from recollect.memories import (
-    GSS,
-    ClassBalanced,
-    GradientMatching,
-    Herding,
-    LocalGradientMatching,
-    Memory,
-    Reservoir,
-    SlidingWindow,
-)
 from recollect.selection import PAPER
 from recollect.streams import Stream
 
@@ -48,7 +37,7 @@ DEFAULT_STREAMS = {
 class Contender:
     """A kind of memory with its settings."""
 
-    kind: Callable[..., Memory]
+    kind: Callable[..., memories.Memory]
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,25 +48,25 @@ _LOCAL_PAPER = {
 }
 
 CONTENDERS = {
-    "recollect": Contender(GradientMatching),
-    "recollect-last-layer": Contender(GradientMatching, {"layers": "last"}),
-    "gmc": Contender(GradientMatching, {**PAPER}),
-    "gmc-last-layer": Contender(GradientMatching, {**PAPER, "layers": "last"}),
-    "gmc-local": Contender(LocalGradientMatching, _LOCAL_PAPER),
-    "reservoir": Contender(Reservoir),
-    "class-balanced": Contender(ClassBalanced),
-    "sliding-window": Contender(SlidingWindow),
-    "gss": Contender(GSS),
-    "herding": Contender(Herding),
+    "recollect": Contender(memories.GradientMatching),
+    "recollect-last-layer": Contender(memories.GradientMatching, {"layers": "last"}),
+    "gmc": Contender(memories.GradientMatching, {**PAPER}),
+    "gmc-last-layer": Contender(memories.GradientMatching, {**PAPER, "layers": "last"}),
+    "gmc-local": Contender(memories.LocalGradientMatching, _LOCAL_PAPER),
+    "reservoir": Contender(memories.Reservoir),
+    "class-balanced": Contender(memories.ClassBalanced),
+    "sliding-window": Contender(memories.SlidingWindow),
+    "gss": Contender(memories.GSS),
+    "herding": Contender(memories.Herding),
 }
 """Memories by the names of the paper's tables; "recollect" stands for this library's own settings."""
 
-LEARNERS: dict[str, Callable[..., Learner]] = {
-    "gdumb": GDumb,
-    "er": ExperienceReplay,
-    "der": DarkExperienceReplay,
-    "finetune": FineTune,
-    "joint": Joint,
+LEARNERS: dict[str, Callable[..., learners.Learner]] = {
+    "gdumb": learners.GDumb,
+    "er": learners.ExperienceReplay,
+    "der": learners.DarkExperienceReplay,
+    "finetune": learners.FineTune,
+    "joint": learners.Joint,
 }
 WITHOUT_MEMORY = ("finetune", "joint")
 
@@ -136,7 +125,7 @@ class Experiment:
     @property
     def matches_gradients(self) -> bool:
         """Whether what is kept depends on initialisations and not on training."""
-        return self.learner not in WITHOUT_MEMORY and self.contender.kind is GradientMatching
+        return self.learner not in WITHOUT_MEMORY and self.contender.kind is memories.GradientMatching
 
     def key(self) -> dict[str, Any]:
         """What tells one experiment from another, as plain data."""

@@ -56,10 +56,11 @@ def train_stack(tasks: Sequence[Task], training: Training) -> None:
     Batches may differ in size: a minibatch that is not full is filled up with examples of weight zero.
     """
     models, batches = [task.model for task in tasks], [task.batch for task in tasks]
-    parameters = [torch.stack(same).detach().requires_grad_() for same in zip(*map(_parameters, models), strict=True)]
+    columns = zip(*(model.parameters() for model in models), strict=True)
+    parameters = [torch.stack(column).detach().requires_grad_() for column in columns]
     # All examples in one tensor, so that the minibatches of all models are one lookup; the last row is for filling.
-    columns = [next(iter(named_tensors(batch.inputs).values())).flatten(1) for batch in batches]
-    inputs = torch.cat([*columns, columns[0][:1]]).to(parameters[0].dtype)
+    tensors = [next(iter(named_tensors(batch.inputs).values())).flatten(1) for batch in batches]
+    inputs = torch.cat([*tensors, tensors[0][:1]]).to(parameters[0].dtype)
     targets = torch.cat([*(batch.targets for batch in batches), batches[0].targets[:1]])
     weights = torch.cat([*(batch.weights for batch in batches), torch.zeros(1)])
     layers, loss = [*models[0].children()], get_loss(training.loss)
@@ -83,10 +84,6 @@ def train_stack(tasks: Sequence[Task], training: Training) -> None:
             optimizer.zero_grad(set_to_none=True)
             ((losses * w).sum(1) / w.sum(1)).sum().backward()
             optimizer.step()
-
-
-def _parameters(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters()]
 
 
 def _schedule(task: Task, training: Training, weights: Tensor, start: int) -> Iterator[Tensor]:
