@@ -293,7 +293,7 @@ def test_one_example_is_too_few_for_batchnorm() -> None:
 
     with pytest.raises(
         ValueError,
-        match="the first examples must be 2 or more, as BatchNorm layers take their statistics from them, got 1",
+        match="the first examples must be 2 or more, as BatchNorm",
     ):
         rc.GradientMatching(make, 3, inits=2).update(X[:1], Y[:1])
 
