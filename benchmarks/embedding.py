@@ -1,10 +1,10 @@
 """Embedding against plain training passes over the same data, and against the peers' per-example gradients.
 
 The claims, as multiples of S plain forward and backward passes at the same batch size: CNN at most 1.0, ResNet-18 at
-most 1.2, MLP at most 1.5; the last layer at most 1.2 of S forward passes; and at least 3 times faster than vmap with a
-CSR product.
+most 1.2, MLP at most 1.5, transformers and recurrent networks at most 2; the last layer at most 1.2 of S forward
+passes; and at least 3 times faster than vmap with a CSR product.
 
-`python benchmarks/embedding.py [cnn] [mlp] [resnet] [last]`; all of them by default.
+`python benchmarks/embedding.py [cnn] [mlp] [resnet] [sequences] [last]`; all of them by default.
 """
 
 import copy
@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from measure import best_seconds, peer
@@ -23,6 +24,9 @@ from torch.nn import functional as F
 
 import recollect as rc
 from recollect.embedding import draw_model
+
+sys.path.append(str(Path(__file__).parents[1]))
+from tests.networks import Decoder, Encoder  # noqa: E402
 
 DIM = 1000
 Data = tuple[Tensor, Tensor]
@@ -182,6 +186,55 @@ def resnet() -> None:
     compare("ResNet-18", partial(rc.models.resnet18, 10), sample("cifar-10", 384), 2, peers=False)
 
 
+class Layers(nn.Module):
+    """torch's own transformer, with learned positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(1000, 64), nn.Embedding(64, 64)
+        layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.positions(torch.arange(x.shape[1]))
+        return self.head(self.layers(h)[:, 0])  # type: ignore[no-any-return]
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.head = getattr(nn, kind)(16, 64, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+def sequences(S: int = 3, n: int = 512, batch_size: int = 128) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens, numbers = torch.randint(0, 1000, (n, 64), generator=generator), torch.randn(n, 64, 16, generator=generator)
+    rows: list[list[object]] = []
+    for title, make_model, inputs, classes in (
+        ("encoder like BERT, one layer", partial(Encoder, 64, 64, 1000), tokens, 3),
+        ("torch's TransformerEncoder, two layers", Layers, tokens, 10),
+        ("decoder like GPT, two layers, tied", partial(Decoder, 64, 60, 1000), tokens, 1000),
+        ("LSTM", partial(Recurrent, "LSTM"), numbers, 10),
+        ("GRU", partial(Recurrent, "GRU"), numbers, 10),
+    ):
+        data = inputs, torch.arange(n) % classes
+        models = [draw_model(make_model, seed) for seed in range(S)]
+        embedding = rc.GradientEmbedding(make_model, inits=S, dim=DIM, batch_size=batch_size)
+        embedding.embed(data[0][:8], data[1][:8])
+        functions: dict[str, Callable[[], object]] = {
+            "plain": lambda m=models, d=data: plain_passes(m, d, batch_size),  # type: ignore[misc]
+            "ours": lambda e=embedding, d=data: e.embed(*d),  # type: ignore[misc]
+        }
+        seconds = best_seconds(functions)
+        rows.append([title, seconds["plain"], seconds["ours"] / seconds["plain"]])
+    header = ["", f"{S} plain forward and backward passes [s]", "recollect, kronecker, times that"]
+    print_table(f"Sequences: {n} of 64 steps, d={DIM}, batches of {batch_size}", header, rows)
+
+
 def last(S: int = 10) -> None:
     rows: list[list[object]] = []
     for title, make_model, data in (
@@ -208,5 +261,5 @@ def last(S: int = 10) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["cnn", "mlp", "resnet", "last"]:
+    for name in sys.argv[1:] or ["cnn", "mlp", "resnet", "sequences", "last"]:
         globals()[name]()
