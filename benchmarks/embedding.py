@@ -26,7 +26,7 @@ import recollect as rc
 from recollect.embedding import draw_model
 
 sys.path.append(str(Path(__file__).parents[1]))
-from tests.networks import Decoder, Encoder  # noqa: E402
+from tests.networks import Decoder, Encoder
 
 DIM = 1000
 Data = tuple[Tensor, Tensor]

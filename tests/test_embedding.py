@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import recollect as rc
 from recollect.dictionary import Factored, InMemory
-from recollect.embedding import ProjectionName, gradients
+from recollect.embedding import ProjectionName, draws
 from recollect.embedding.initialisations import draw_model, plain_attention
 from recollect.embedding.layers import Use
 from recollect.embedding.plan import Unit
@@ -60,12 +60,23 @@ def test_embeddings_are_the_dense_projection_of_the_gradients(network: str, proj
     assert relative_difference(embeddings, torch.cat(expected, 1)) < 1e-5
 
 
+@slow_path
+@pytest.mark.parametrize("projection", ["sparse", "kronecker", None])
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in ("cnn", "resnet")])
+def test_the_total_is_the_sum_of_rows_that_are_never_formed(network: str, projection: ProjectionName | None) -> None:
+    make_model, inputs = NETWORKS[network]
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=40, projection=projection, batch_size=4)
+    total = embedding.total(inputs, LABELS)
+    assert total.dtype == torch.float64
+    assert relative_difference(total, embedding.embed(inputs, LABELS).double().sum(0)) < 1e-5
+
+
 @pytest.mark.parametrize("network", [name for name in NETWORKS if name not in ("bilinear", "experts", "routed")])
 def test_common_networks_never_take_the_slow_way(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> dict[str, Tensor]:
         raise AssertionError("gradients were left to torch.func")
 
-    monkeypatch.setattr(gradients, "gradients_by_func", refuse)
+    monkeypatch.setattr(draws, "gradients_by_func", refuse)
     make_model, inputs = NETWORKS[network]
     embedding = rc.GradientEmbedding(make_model, inits=1, dim=60, batch_size=4)
     embedding.embed(inputs, LABELS)

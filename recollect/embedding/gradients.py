@@ -18,9 +18,10 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Inputs, check_examples, forward, map_inputs
+from recollect.batch import Inputs, check_examples, map_inputs
 from recollect.checks import check_count, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory
+from recollect.embedding.draws import Draw
 from recollect.embedding.initialisations import (
     CALIBRATION_ROWS,
     Init,
@@ -31,8 +32,6 @@ from recollect.embedding.initialisations import (
     plain_attention,
     set_statistics,
 )
-from recollect.embedding.layers import Use
-from recollect.embedding.listening import gradients_by_func, listen
 from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
 from recollect.embedding.stacked import LARGEST, StackedDraws, is_only_linear
@@ -44,46 +43,6 @@ from recollect.randomness import derive_seed, generator
 ProjectionName: TypeAlias = Literal["sparse", "kronecker"]
 
 _KEEP_BYTES = 2**29  # draws are kept between calls while they fit in this, and redrawn otherwise
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One initialised model, its projection, and how its gradients are computed."""
-
-    model: nn.Module
-    projection: Projection
-    plan: Plan
-    losses: LossFunction
-
-    def nbytes(self) -> int:
-        """About how much memory it takes."""
-        return 3 * sum(p.nbytes for p in self.model.parameters())  # the projection is of the same order
-
-    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[Use]:
-        """What parameters are used for in one pass; the loss is scaled."""
-        return listen(
-            self.model, self.plan.shapes, inputs, targets, self.losses, layouts=self.plan.layouts, scale=scale
-        ).uses
-
-    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
-        """Add the projected and scaled gradients of a few examples to `out` (n, width)."""
-        n, plan = len(targets), self.plan
-        slow = [*plan.rest]
-        if plan.layouts or plan.free:
-            names = [name for name in plan.shapes if name not in plan.rest]
-            heard = listen(
-                self.model, names, inputs, targets, self.losses, layouts=plan.layouts, free=plan.free, scale=scale
-            )
-            self.projection.add_uses(out, heard.uses)
-            for name, gradient in heard.free.items():
-                self.projection.add_parameter(out, name, gradient.reshape(n, -1))
-            slow += heard.strange  # in this pass only, such as a layer that few examples go through
-        else:
-            with torch.no_grad():  # labels cannot be looked at inside vmap
-                self.losses(forward(self.model, inputs), targets)
-        if slow:
-            for name, gradient in gradients_by_func(self.model, slow, inputs, targets, self.losses).items():
-                self.projection.add_parameter(out, name, gradient.reshape(n, -1) * scale)
 
 
 @dataclass(frozen=True)
@@ -206,7 +165,7 @@ class GradientEmbedding:
             width = self._width(known.plan)
             dtype = torch.float32 if known.draws is None else next(known.draws[0].model.parameters()).dtype
             out = lazy_zeros(len(targets), self.inits * width, dtype=dtype, device=self.device)
-            for rows, draws, passing in self._passes(known, self._projects(known.plan), len(targets), progress):
+            for rows, draws, passing in self._passes(known, self._by_factors(known.plan), len(targets), progress):
                 part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
                 place = out[rows, draws.start * width : draws.stop * width]
                 passing.add(place, part, targets[rows].to(self.device), self._scale)
@@ -233,6 +192,30 @@ class GradientEmbedding:
                     self.prepared = known
                 return found
         return InMemory(self.embed(inputs, targets, prepared=prepared, progress=progress))
+
+    def total(self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False) -> Tensor:
+        """The sum of the embeddings in float64, (inits * dim,), for the price of plain passes: no row is ever formed.
+
+        Arguments are those of `embed`.
+        """
+        inputs, targets = check_examples(inputs, targets)
+        with plain_attention():
+            known = prepared or self.prepared or self.prepare(inputs, targets)
+            width = self._width(known.plan)
+            out = torch.zeros(self.inits, width, dtype=torch.float64, device=self.device)
+            sums: dict[int, dict[str, Tensor]] = {}
+            for rows, draws, passing in self._passes(known, True, len(targets), progress):
+                part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
+                mine = sums.setdefault(draws.start, {})
+                for name, gradient in passing.summed(part, targets[rows].to(self.device)).items():
+                    mine[name] = mine[name].add_(gradient) if name in mine else gradient.double()
+                if rows.stop == len(targets):
+                    passing.add_sums(out[draws], sums.pop(draws.start), self._scale)
+        if not torch.isfinite(out).all():
+            raise ValueError("gradients must be finite, got NaN or infinity: scale the inputs or check the loss")
+        if prepared is None:
+            self.prepared = known
+        return out.flatten()
 
     def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
         """Both factors of a linear layer's gradients; None if there is more to them."""
@@ -329,12 +312,9 @@ class GradientEmbedding:
                 break
             draws.append(draw)
         stacks: list[StackedDraws] = []
-        if draws and plan.only_linear and is_only_linear(draws[0].model) and stacked is not False:
+        if draws and stacked is not False and plan.only_linear and is_only_linear(draws[0].model):
             for start in range(0, self.inits, LARGEST):
-                some = draws[start : start + LARGEST]
-                projections = [draw.projection for draw in some if isinstance(draw.projection, Kronecker)]
-                if projections or not self._projects(plan):
-                    stacks.append(StackedDraws([draw.model for draw in some], projections, plan, self._losses))
+                stacks.append(StackedDraws(draws[start : start + LARGEST]))
             if stacked is None:
                 assert inputs is not None and targets is not None
                 if not all(stack.agrees(inputs, targets.to(self.device)) for stack in stacks):
@@ -365,6 +345,9 @@ class GradientEmbedding:
 
     def _projects(self, plan: Plan) -> bool:
         return self.projection is not None and sum(plan.sizes.values()) > self.dim
+
+    def _by_factors(self, plan: Plan) -> bool:
+        return self.projection == "kronecker" and self._projects(plan)
 
     def _width(self, plan: Plan) -> int:
         return self.dim if self._projects(plan) else sum(plan.sizes.values())

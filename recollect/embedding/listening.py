@@ -6,7 +6,7 @@ people's making are all heard. Attention and recurrent layers, which hide severa
 from their parts (`_attend`, `_recur`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -475,6 +475,13 @@ _TURNING = (
     *(_OF_TENSOR.t, torch.t, _OF_TENSOR.T.__get__, _OF_TENSOR.mT.__get__),
     *(_OF_TENSOR.transpose, torch.transpose),
 )
+
+
+def gradients_of(total: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Of a sum of losses; zero for parameters that it does not depend on."""
+    if not total.requires_grad:
+        return tuple(map(torch.zeros_like, parameters))
+    return torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
 
 
 # The slow ways

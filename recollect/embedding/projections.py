@@ -105,7 +105,8 @@ class Sparse(Projection):
             # A bag of table rows is a row of a sparse matrix times the table: torch's fastest such product.
             columns, starts, values = self._blocks[name]
             table = gradient.T.contiguous()  # (entries, n)
-            buffer += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=values).T
+            weights = values.to(table.dtype)
+            buffer += F.embedding_bag(columns, table, starts, mode="sum", per_sample_weights=weights).T
 
 
 class Kronecker(Projection):
@@ -163,23 +164,27 @@ class Kronecker(Projection):
 
     def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
         if name in self._hashes:
-            out.index_add_(1, self._hashes[name], gradient * self._signs[name])
+            out.index_add_(1, self._hashes[name], gradient * self._signs[name].to(gradient.dtype))
         elif name in self._signs:
             start = self._starts[name]
-            out[:, start : start + gradient.shape[1]].addcmul_(gradient, self._signs[name])
+            out[:, start : start + gradient.shape[1]].addcmul_(gradient, self._signs[name].to(gradient.dtype))
         elif name in self._units:
-            unit, (P, Q, shift) = self._units[name], self._factors[name]
+            unit, (P, Q, shift) = self._units[name], self._sides(name, gradient.dtype)
             formed = gradient.unflatten(1, (unit.n_out, -1) if unit.rows_are_outputs else (-1, unit.n_out))
             left = _times(P, formed if unit.rows_are_outputs else formed.mT)  # (n, p, in)
             products = _widened(_times(Q, left.mT).mT, Q, shift)
             self._place_of(out, name, *products.shape[1:]).add_(products)
         else:  # a bias, the last column of its weight
             weight = next(weight for weight, unit in self._units.items() if unit.bias == name)
-            P, Q, shift = self._factors[weight]
+            P, Q, shift = self._sides(weight, gradient.dtype)
             assert shift is not None
             column = shift if Q.ndim == 2 else F.pad(shift.reshape(1), (len(Q), 0))
             products = _times(P, gradient[:, :, None]) * column
             self._place_of(out, weight, *products.shape[1:]).add_(products)
+
+    def _sides(self, weight: str, dtype: torch.dtype) -> Sides:
+        P, Q, shift = self._factors[weight]
+        return Sides(P.to(dtype), Q.to(dtype), None if shift is None else shift.to(dtype))
 
     def add_use(self, out: Tensor, use: Use) -> None:
         if use.weight not in self._factors:

@@ -6,7 +6,7 @@ linear layers: a batch of convolutions is slower than one after the other.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
 from recollect.batch import Inputs, functional_forward, map_inputs
+from recollect.embedding.draws import Draw
 from recollect.embedding.layers import Use
-from recollect.embedding.listening import Listener, key_of, listen
-from recollect.embedding.plan import PROBES, Plan
+from recollect.embedding.listening import Listener, gradients_of, key_of
+from recollect.embedding.plan import PROBES
 from recollect.embedding.projections import Kronecker
-from recollect.losses import LossFunction
 
 LARGEST = 16
 """How many draws go into one pass at most: what flows through them should fit the cache."""
@@ -27,20 +27,17 @@ LARGEST = 16
 class StackedDraws:
     """Draws whose passes are made together; the embeddings are those of one at a time, up to rounding."""
 
-    def __init__(
-        self, models: Sequence[nn.Module], projections: Sequence[Kronecker], plan: Plan, losses: LossFunction
-    ) -> None:
-        """No projections are needed to `listen`."""
-        self.models = models
-        self._plan, self._losses = plan, losses
-        parameters, buffers = stack_module_state(list(models))
+    def __init__(self, draws: Sequence[Draw]) -> None:
+        self._draws, self._plan, self._losses = draws, draws[0].plan, draws[0].losses
+        parameters, buffers = stack_module_state([draw.model for draw in draws])
         # Only the gradients at the layers' outputs are ever asked for; this lets autograd get that far.
         self._weights = {name: value.detach().requires_grad_(True) for name, value in parameters.items()} | buffers
-        self._skeleton = copy.deepcopy(models[0]).to("meta")
+        self._skeleton = copy.deepcopy(draws[0].model).to("meta")
+        projections = [draw.projection for draw in draws if isinstance(draw.projection, Kronecker)]
         self._projections = Kronecker.stacked(projections) if projections else None
 
     def __len__(self) -> int:
-        return len(self.models)
+        return len(self._draws)
 
     def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
         """Add the projected gradients of a few examples at all draws to `out` (n, draws * width)."""
@@ -69,6 +66,22 @@ class StackedDraws:
         noted = zip(uses, came, deltas, strict=True)
         return [replace(use, input=a.detach(), delta=delta) for use, a, delta in noted if delta is not None]
 
+    def summed(self, inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
+        """The gradient of the sum of the losses, by parameter, for all draws at once."""
+
+        def one(weights: dict[str, Tensor]) -> Tensor:
+            return self._losses(functional_forward(self._skeleton, weights, inputs), targets).sum()
+
+        names = list(self._plan.shapes)
+        with torch.enable_grad():
+            total = vmap(one)(self._weights).sum()
+        return dict(zip(names, gradients_of(total, [self._weights[name] for name in names]), strict=True))
+
+    def add_sums(self, out: Tensor, sums: Mapping[str, Tensor], scale: float) -> None:
+        """Add the projection of scaled sums of gradients, which have the draws first, to `out` (draws, width)."""
+        for s, draw in enumerate(self._draws):
+            draw.add_sums(out[s : s + 1], {name: value[s] for name, value in sums.items()}, scale)
+
     def agrees(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether a stacked pass brings out what single ones do, tried on a few real examples.
 
@@ -79,8 +92,8 @@ class StackedDraws:
             together = self.listen(inputs, targets, 1.0)
         except RuntimeError:
             return False
-        for s, model in enumerate(self.models):
-            alone = listen(model, self._plan.shapes, inputs, targets, self._losses, layouts=self._plan.layouts).uses
+        for s, draw in enumerate(self._draws):
+            alone = draw.listen(inputs, targets, 1.0)
             if list(map(key_of, alone)) != list(map(key_of, together)):
                 return False
             for use, stack in zip(alone, together, strict=True):

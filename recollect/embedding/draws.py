@@ -1,0 +1,71 @@
+"""One draw from p(theta) and the gradients of examples at it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from recollect.batch import Inputs, forward
+from recollect.embedding.layers import Use
+from recollect.embedding.listening import gradients_by_func, gradients_of, listen
+from recollect.embedding.plan import Plan
+from recollect.embedding.projections import Projection
+from recollect.losses import LossFunction
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One initialised model, its projection, and how its gradients are computed."""
+
+    model: nn.Module
+    projection: Projection
+    plan: Plan
+    losses: LossFunction
+
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        return 3 * sum(p.nbytes for p in self.model.parameters())  # the projection is of the same order
+
+    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[Use]:
+        """What parameters are used for in one pass; the loss is scaled."""
+        return listen(
+            self.model, self.plan.shapes, inputs, targets, self.losses, layouts=self.plan.layouts, scale=scale
+        ).uses
+
+    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
+        """Add the projected and scaled gradients of a few examples to `out` (n, width)."""
+        n, plan = len(targets), self.plan
+        slow = [*plan.rest]
+        if plan.layouts or plan.free:
+            names = [name for name in plan.shapes if name not in plan.rest]
+            heard = listen(
+                self.model, names, inputs, targets, self.losses, layouts=plan.layouts, free=plan.free, scale=scale
+            )
+            self.projection.add_uses(out, heard.uses)
+            for name, gradient in heard.free.items():
+                self.projection.add_parameter(out, name, gradient.reshape(n, -1))
+            slow += heard.strange  # in this pass only, such as a layer that few examples go through
+        else:
+            with torch.no_grad():  # labels cannot be looked at inside vmap
+                self.losses(forward(self.model, inputs), targets)
+        if slow:
+            for name, gradient in gradients_by_func(self.model, slow, inputs, targets, self.losses).items():
+                self.projection.add_parameter(out, name, gradient.reshape(n, -1) * scale)
+
+    def summed(self, inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
+        """The gradient of the sum of the losses, by parameter: one plain pass."""
+        known = dict(self.model.named_parameters())
+        parameters = [known[name].requires_grad_() for name in self.plan.shapes]
+        try:
+            with torch.enable_grad():
+                total = self.losses(forward(self.model, inputs), targets).sum()
+            return dict(zip(self.plan.shapes, gradients_of(total, parameters), strict=True))
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+
+    def add_sums(self, out: Tensor, sums: Mapping[str, Tensor], scale: float) -> None:
+        """Add the projection of scaled sums of gradients to `out` (1, width)."""
+        for name, gradient in sums.items():
+            self.projection.add_parameter(out, name, scale * gradient.reshape(1, -1))
