@@ -25,8 +25,8 @@ def drawn(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 ODD_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
-    "sparse": (X.to_sparse, "inputs must be a dense tensor of numbers, got a sparse_coo tensor"),
-    "meta": (lambda: X.to("meta"), "got a meta tensor, which holds no values"),
+    "sparse": (X.to_sparse, "inputs must be a dense tensor of numbers, got a sparse_coo one"),
+    "meta": (lambda: X.to("meta"), "inputs must be a dense tensor of numbers, got a meta one"),
     "complex": (lambda: X + 1j, "inputs must be real numbers, got type torch.complex64"),
     "eight bits": (lambda: X.to(torch.float8_e4m3fn), "inputs must be real numbers, got type torch.float8_e4m3fn"),
     "ragged": (lambda: [[1.0]] * 11 + [[1.0, 2.0]], "inputs must be numbers in rows of equal length"),
