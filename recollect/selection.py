@@ -1,26 +1,21 @@
 """Selecting once, and measuring how well a selection matches."""
 
 import math
-from collections.abc import Mapping
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from recollect.batch import Batch, check_examples, forward, map_inputs
 from recollect.checks import check_seed, check_size
-from recollect.embedding import EmbeddingOptions, GradientEmbedding, MakeModel, calibrate, draw_model
+from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionName, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
-from recollect.pursuit import Coreset, PursuitOptions, pursue
+from recollect.pursuit import Center, Coreset, Nonnegative, pursue
 from recollect.randomness import derive_seed
 
-
-class MatchingOptions(EmbeddingOptions, PursuitOptions, total=False):
-    """All that can be set about gradients and about pursuit."""
-
-
-PAPER: MatchingOptions = {
+PAPER: dict[str, Any] = {
     "inits": 10,
     "dim": 1000,
     "projection": "sparse",
@@ -31,37 +26,58 @@ PAPER: MatchingOptions = {
 """The paper's settings, as keyword arguments of `select` and `GradientMatching`."""
 
 
-def split_options(options: Mapping[str, Any]) -> tuple[EmbeddingOptions, PursuitOptions]:
-    """Options of the embedding and of the pursuit; anything else is refused by name."""
-    known = {**EmbeddingOptions.__annotations__, **PursuitOptions.__annotations__}
-    for name in options:
-        if name not in known:
-            raise ValueError(f"options must be among {', '.join(sorted(known))}, got {name!r}")
-    embedding = {k: v for k, v in options.items() if k in EmbeddingOptions.__annotations__}
-    pursuit = {k: v for k, v in options.items() if k in PursuitOptions.__annotations__}
-    return embedding, pursuit  # type: ignore[return-value]
-
-
 def select(
     make_model: MakeModel,
     inputs: Any,
     targets: Any,
     size: int,
     *,
+    loss: str | LossFunction = "cross_entropy",
+    inits: int = 10,
+    dim: int = 1000,
+    layers: str | Sequence[str] = "all",
+    projection: ProjectionName | None = "kronecker",
+    init: Init = "default",
+    init_scale: float = 1.0,
+    calibrate: bool = True,
+    batch_size: int = 128,
+    device: str | torch.device = "cpu",
+    regularization: float = 0.001,
+    relative: bool = True,
+    center: Center = "uniform",
+    tolerance: float | None = None,
+    nonnegative: Nonnegative = True,
+    exact: bool = False,
     seed: int = 0,
     progress: bool = False,
-    **options: Unpack[MatchingOptions],
 ) -> Coreset:
     """Choose the few weighted examples whose loss gradients add up to those of all.
+
+    `PAPER` holds the paper's settings as keyword arguments.
 
     Args:
         make_model: returns a freshly initialised model at each call.
         inputs: a tensor, or a dict or tuple of tensors, one row per example.
         targets: one row per example.
         size: how many examples to keep.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        inits: S, the number of initialisations at which gradients are matched.
+        dim: d, numbers per initialisation that a gradient is projected to.
+        layers: which parameters' gradients: "all", "last" (the last linear layer), or names of modules.
+        projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
+        init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
+        init_scale: multiplies what was drawn.
+        calibrate: give fresh BatchNorm layers the statistics of the first examples.
+        batch_size: examples per pass; bounds memory and changes nothing else.
+        device: where to compute.
+        regularization: lambda, the pull of the weights towards the centre.
+        relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
+        center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
+        tolerance: stop as soon as the relative residual is this small.
+        nonnegative: True refits without negative weights, "clip" sets them to zero, False leaves them.
+        exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.
-        **options: keyword arguments of `GradientEmbedding` and `pursue`; `PAPER` holds the paper's.
 
     Example:
         >>> from recollect import models
@@ -70,11 +86,33 @@ def select(
         >>> len(coreset), coreset.error < 0.2
         (6, True)
     """
-    embedding, pursuit = split_options(options)
     inputs, targets = check_examples(inputs, targets)
     size = check_size(size, len(targets), "examples")
-    candidates = GradientEmbedding(make_model, seed=seed, **embedding).dictionary(inputs, targets, progress=progress)
-    return pursue(candidates, size, progress=progress, **pursuit)
+    embedding = GradientEmbedding(
+        make_model,
+        loss=loss,
+        inits=inits,
+        dim=dim,
+        layers=layers,
+        projection=projection,
+        init=init,
+        init_scale=init_scale,
+        calibrate=calibrate,
+        batch_size=batch_size,
+        device=device,
+        seed=seed,
+    )
+    return pursue(
+        embedding.dictionary(inputs, targets, progress=progress),
+        size,
+        regularization=regularization,
+        relative=relative,
+        center=center,
+        tolerance=tolerance,
+        nonnegative=nonnegative,
+        exact=exact,
+        progress=progress,
+    )
 
 
 def matching_error(

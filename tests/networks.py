@@ -81,6 +81,171 @@ class Tokens(nn.Module):
         return self.head(torch.tanh(self.norm(h)).mean(1))  # type: ignore[no-any-return]
 
 
+class Encoder(nn.Module):
+    """Like BERT: learned positions as a table, one kind of token, masked attention written out, an unused pooler."""
+
+    def __init__(self, length: int = 6, width: int = 8, vocabulary: int = 20) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.positions = nn.Embedding(length, width)
+        self.kinds = nn.Embedding(2, width)
+        self.norm = nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.mix, self.up, self.down = nn.Linear(width, width), nn.Linear(width, 16), nn.Linear(16, width)
+        self.after, self.last = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.pooler = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(x.shape[1]).expand(1, -1)
+        h = self.words(x) + self.positions(places) + self.kinds(torch.zeros_like(x))
+        h = self.dropout(self.norm(h))
+        q, k, v = (layer(h).unflatten(2, (2, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        mask = (x != 0)[:, None, None]
+        a = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        h = self.after(h + self.mix(a.transpose(1, 2).flatten(2)))
+        h = self.last(h + self.down(F.gelu(self.up(h))))
+        return self.head(h[:, 0])  # type: ignore[no-any-return]
+
+
+class Gain(nn.Module):
+    """A norm as Llama writes it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class Transposed(nn.Module):
+    """A linear layer as GPT-2 writes it."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_in, n_out) * 0.3)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        return flat.view(*x.shape[:-1], -1)
+
+
+class Decoder(nn.Module):
+    """Like GPT: causal attention, positions as a bare parameter, and a head that is the table of words again."""
+
+    def __init__(self, length: int = 5, width: int = 8, vocabulary: int = 20, layers: int = 2) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.positions = nn.Parameter(0.1 * torch.randn(1, length, width))
+        self.norms = nn.ModuleList(Gain(width) for _ in range(2 * layers + 1))
+        self.packed = nn.ModuleList(Transposed(width, 3 * width) for _ in range(layers))
+        self.mixes = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.ups = nn.ModuleList(Transposed(width, 2 * width) for _ in range(layers))
+        self.downs = nn.ModuleList(Transposed(2 * width, width) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.positions
+        for i, mix in enumerate(self.mixes):
+            q, k, v = self.packed[i](self.norms[2 * i](h)).unflatten(2, (6, -1)).transpose(1, 2).chunk(3, 1)
+            a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            h = h + mix(a.transpose(1, 2).flatten(2))
+            h = h + self.downs[i](F.silu(self.ups[i](self.norms[2 * i + 1](h))))
+        return (self.norms[-1](h) @ self.words.weight.T)[:, -1]
+
+
+class Patches(nn.Module):
+    """Like a vision transformer: a class token, learned positions, torch's own attention, and a scale per layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(1, 8, 4, stride=4)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.positions = nn.Parameter(torch.randn(1, 10, 8))
+        self.attention = nn.MultiheadAttention(8, 2)  # positions first
+        self.scale = nn.Parameter(0.5 * torch.ones(8))
+        self.temperature = nn.Parameter(torch.tensor(2.0))
+        self.norm = nn.RMSNorm(8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.cat([self.token.expand(len(x), -1, -1), self.cut(x).flatten(2).mT], 1) + self.positions
+        s = self.norm(h).transpose(0, 1)
+        h = h + self.scale * self.attention(s, s, s)[0].transpose(0, 1)
+        return self.head(h[:, 0]) / self.temperature  # type: ignore[no-any-return]
+
+
+class Translation(nn.Module):
+    """Cross attention with a padding mask, and torch's own layers in their default layout, positions first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16)
+        self.cross = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.question = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(self.words(x).transpose(0, 1)).transpose(0, 1)
+        asked = self.question(h[:, :1])
+        found, _ = self.cross(asked, h, h, key_padding_mask=(x == 0) & (torch.arange(x.shape[1]) > 0))
+        return self.head(found[:, 0])  # type: ignore[no-any-return]
+
+
+class Sequences(nn.Module):
+    """A recurrent layer of torch, by name, with what can be asked of it."""
+
+    def __init__(self, kind: str, **options: object) -> None:
+        super().__init__()
+        self.layer = getattr(nn, kind)(3, 4, **options)
+        self.head = nn.Linear(8 if options.get("bidirectional") else 4, 3)
+        self.batch_first = bool(options.get("batch_first"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, last = self.layer(x if self.batch_first else x.transpose(0, 1))
+        last = last[0] if isinstance(last, tuple) else last
+        return self.head(out.mean(1 if self.batch_first else 0)) + last.sum((0, 2))[:, None]  # type: ignore[no-any-return]
+
+
+class Bilinear(nn.Module):
+    """A layer without a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs, self.head = nn.Bilinear(6, 6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.pairs(x, x))  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """Examples go through one layer or another, by what is in them; the first three of ours all go through `left`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        goes_right = x[:, :1] > 2
+        if not bool(goes_right.any()):
+            return self.head(self.left(x).relu())  # type: ignore[no-any-return]
+        return self.head(torch.where(goes_right, self.right(x), self.left(x)).relu())  # type: ignore[no-any-return]
+
+
+class Routed(Experts):
+    """The same, with only those that go there sent through each layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        goes_right = x[:, 0] > 2
+        h = torch.zeros_like(x)
+        h[~goes_right] = self.left(x[~goes_right])
+        h[goes_right] = self.right(x[goes_right])
+        return self.head(h.relu())  # type: ignore[no-any-return]
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -98,6 +263,13 @@ def _numbers(*shape: int) -> Tensor:
     return torch.randn(7, *shape, generator=torch.Generator().manual_seed(1))
 
 
+def _sorted_numbers() -> Tensor:
+    """The first three all go left, two of the others right."""
+    x = _numbers(6)
+    x[:, 0] = torch.tensor([0.0, 1.0, -1.0, 3.0, 0.5, 4.0, -2.0])
+    return x
+
+
 def _tokens(length: int) -> Tensor:
     return torch.randint(0, 20, (7, length), generator=torch.Generator().manual_seed(1))
 
@@ -112,5 +284,19 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "convolutions": (Convolutions, _numbers(2, 7, 6)),
     "tokens": (Tokens, _tokens(4)),
     "recurrent": (Recurrent, _numbers(5, 3)),
+    "encoder": (Encoder, _tokens(6)),
+    "decoder": (Decoder, _tokens(5)),
+    "patches": (Patches, _numbers(1, 12, 12)),
+    "translation": (Translation, _tokens(6)),
+    "lstm": (partial(Sequences, "LSTM"), _numbers(5, 3)),
+    "lstm, both ways": (
+        partial(Sequences, "LSTM", num_layers=2, bidirectional=True, batch_first=True),
+        _numbers(5, 3),
+    ),
+    "gru": (partial(Sequences, "GRU", num_layers=2, bias=False), _numbers(5, 3)),
+    "rnn": (partial(Sequences, "RNN", nonlinearity="relu", batch_first=True), _numbers(5, 3)),
+    "experts": (Experts, _sorted_numbers()),
+    "routed": (Routed, _sorted_numbers()),
+    "bilinear": (Bilinear, _numbers(6)),
 }
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 2])

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from recollect import GradientEmbedding
 from recollect.embedding.initialisations import set_statistics
+from recollect.embedding.plan import Plan
+from recollect.embedding.projections import Kronecker, Projection, Sparse
 from recollect.losses import get_loss
 
 Array = NDArray[np.float64]
@@ -37,18 +39,62 @@ def pursue_from_scratch(G: Array, g: Array, size: int, regularization: float, ce
 
 
 def gradients_by_torch_func(embedding: GradientEmbedding, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Unprojected embeddings: per-example gradients at the same draws, over sqrt(S)."""
+    """Unprojected embeddings: per-example gradients at the same draws, over sqrt(S), one example at a time."""
     blocks = []
     loss = get_loss(embedding.loss)
-    assert embedding.statistics is not None
+    assert embedding.prepared is not None
     for s in range(embedding.inits):
         model = embedding._model(s)
-        set_statistics(model, embedding.statistics[s])
+        set_statistics(model, embedding.prepared.statistics[s])
         parameters = {name: p.detach() for name, p in model.named_parameters()}
 
         def one(p: dict[str, Tensor], x: Tensor, y: Tensor, model: nn.Module = model) -> Tensor:
             return loss(functional_call(model, p, (x[None],)), y[None])[0]
 
-        gradients = vmap(grad(one), in_dims=(None, 0, 0))(parameters, inputs, targets)
-        blocks.append(torch.cat([gradients[name].reshape(len(inputs), -1) for name in parameters], dim=1))
+        rows = [grad(one)(parameters, x, y) for x, y in zip(inputs, targets, strict=True)]
+        blocks.append(torch.stack([torch.cat([row[name].flatten() for name in parameters]) for row in rows]))
     return torch.cat(blocks, dim=1) / math.sqrt(embedding.inits)
+
+
+def dense(projection: Projection, plan: Plan) -> Tensor:
+    """What was drawn for a projection, as one matrix from all entries of a gradient to its numbers, (D, d)."""
+    rows = []
+    for name, shape in plan.shapes.items():
+        size = math.prod(shape)
+        out = torch.zeros(size, projection.width)
+        if isinstance(projection, Sparse):
+            columns, starts, values = projection._blocks[name]
+            ends = [*starts.tolist()[1:], len(columns)]
+            for k, (start, end) in enumerate(zip(starts.tolist(), ends, strict=True)):
+                for column, value in zip(columns[start:end].tolist(), values[start:end].tolist(), strict=True):
+                    out[column, k] += value
+        elif isinstance(projection, Kronecker):
+            weight = next((w for w, unit in plan.units.items() if name in (w, unit.bias)), None)
+            if weight is not None:
+                out = _dense_unit(projection, plan, weight, name)
+            else:
+                places = projection._hashes.get(name, torch.arange(size) + projection._starts.get(name, 0))
+                out[torch.arange(size), places] = projection._signs[name]
+        rows.append(out)
+    return torch.cat(rows)
+
+
+def _dense_unit(projection: Kronecker, plan: Plan, weight: str, name: str) -> Tensor:
+    """Kronecker's product of both sides, entry by entry of the weight, or of the bias that is its last column."""
+    unit, (P, Q, shift) = plan.units[weight], projection._factors[weight]
+    P = torch.diag(P) if P.ndim == 1 else P
+    if Q.ndim == 1:
+        Q = torch.diag(Q if shift is None else torch.cat([Q, shift.reshape(1)]))
+    elif shift is not None:
+        Q = torch.cat([Q, shift[:, None]], 1)
+    start, width = projection._starts[weight], len(P) * len(Q)
+    shape = plan.shapes[weight]
+    n_columns = math.prod(shape[1:])
+    entries = [(r, c) for r in range(shape[0]) for c in range(n_columns)]
+    if name == unit.bias:
+        entries = [(r, unit.n_in - 1) for r in range(unit.n_out)]
+    out = torch.zeros(len(entries), projection.width)
+    for i, (r, c) in enumerate(entries):
+        o, a = (r, c) if unit.rows_are_outputs or name == unit.bias else (c, r)
+        out[i, start : start + width] = torch.outer(P[:, o], Q[:, a]).flatten()
+    return out

@@ -1,5 +1,8 @@
+import copy
 import math
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,51 +11,87 @@ from torch import Tensor, nn
 
 import recollect as rc
 from recollect.dictionary import Factored, InMemory
-from recollect.embedding.initialisations import draw_model
-from recollect.embedding.layers import Call, LinearRule
+from recollect.embedding import ProjectionName, gradients
+from recollect.embedding.initialisations import draw_model, plain_attention
+from recollect.embedding.layers import Use
+from recollect.embedding.plan import Unit
 from recollect.embedding.projections import Kronecker, Projection, Sparse
-from tests.networks import LABELS, NETWORKS, Strange
-from tests.oracles import gradients_by_torch_func
+from tests.networks import LABELS, NETWORKS, Bilinear
+from tests.oracles import dense, gradients_by_torch_func
 
 
 def relative_difference(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
+slow_path = pytest.mark.filterwarnings("ignore:some gradients are computed", "ignore:There is a performance drop")
+
+
+@pytest.fixture(autouse=True)
+def plain_attention_everywhere() -> Iterator[None]:
+    """The fused forms of attention have no second derivative and no rule of batching, which the oracle needs."""
+    with plain_attention(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        yield
+
+
+@slow_path
 @pytest.mark.parametrize("network", NETWORKS)
 def test_unprojected_embeddings_equal_the_gradients_of_torch_func(network: str) -> None:
     make_model, inputs = NETWORKS[network]
     embedding = rc.GradientEmbedding(make_model, inits=2, projection=None, batch_size=4)
     embeddings = embedding.embed(inputs, LABELS)
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            truth = gradients_by_torch_func(embedding, inputs, LABELS)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(True)
+    truth = gradients_by_torch_func(embedding, inputs, LABELS)
     assert embeddings.shape == truth.shape
     assert relative_difference(embeddings, truth) < 1e-5
 
 
-def test_rules_are_used_where_they_hold_and_only_there() -> None:
-    make_model, inputs = NETWORKS["strange"]
-    embedding = rc.GradientEmbedding(make_model, inits=1, projection=None)
-    embedding.embed(inputs, LABELS)
-    assert embedding._plan is not None
-    assert set(embedding._plan.rules) == {"twice", "head"}
-    assert set(embedding._plan.rest) == {
-        *("first.weight", "first.bias", "gain", "by_hand.weight", "by_hand.bias"),
-        *("positions_first.weight", "positions_first.bias"),
-    }
-
-
-@pytest.mark.parametrize("network", ["mlp", "cnn", "resnet", "tokens"])
-def test_common_layers_need_no_vmap(network: str) -> None:
+@slow_path
+@pytest.mark.parametrize("projection", ["sparse", "kronecker"])
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in ("mlp", "cnn", "resnet")])
+def test_embeddings_are_the_dense_projection_of_the_gradients(network: str, projection: ProjectionName) -> None:
+    """What was drawn, written out as a matrix, applied to gradients that were formed by torch.func."""
     make_model, inputs = NETWORKS[network]
-    embedding = rc.GradientEmbedding(make_model, inits=1)
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=40, projection=projection, batch_size=4)
+    embeddings = embedding.embed(inputs, LABELS)
+    assert embedding.prepared is not None and embedding.prepared.draws is not None
+    plan = embedding.prepared.plan
+    gradients = gradients_by_torch_func(embedding, inputs, LABELS).unflatten(1, (2, -1))
+    expected = [gradients[:, s] @ dense(draw.projection, plan) for s, draw in enumerate(embedding.prepared.draws)]
+    assert relative_difference(embeddings, torch.cat(expected, 1)) < 1e-5
+
+
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in ("bilinear", "experts", "routed")])
+def test_common_networks_never_take_the_slow_way(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> dict[str, Tensor]:
+        raise AssertionError("gradients were left to torch.func")
+
+    monkeypatch.setattr(gradients, "gradients_by_func", refuse)
+    make_model, inputs = NETWORKS[network]
+    embedding = rc.GradientEmbedding(make_model, inits=1, dim=60, batch_size=4)
     embedding.embed(inputs, LABELS)
-    assert embedding._plan is not None
-    assert embedding._plan.rest == []
+    assert embedding.prepared is not None and embedding.prepared.plan.rest == {}
+
+
+def test_the_slow_way_is_said_with_the_layer_and_the_reason() -> None:
+    make_model, inputs = NETWORKS["bilinear"]
+    with pytest.warns(UserWarning, match=r"pairs\.weight, pairs\.bias \(it is used by .*bilinear, which has no rule\)"):
+        rc.GradientEmbedding(make_model, inits=1).prepare(inputs, LABELS)
+
+
+@slow_path
+@pytest.mark.parametrize("network", ["experts", "routed"])
+def test_a_layer_that_the_first_examples_do_not_reach_counts(network: str) -> None:
+    """Whatever comes first in the stream: the same examples have the same embeddings."""
+    make_model, inputs = NETWORKS[network]
+    order = torch.tensor([3, 5, 0, 1, 2, 4, 6])
+    for projection in (None, "kronecker"):
+        options = {"inits": 2, "dim": 60, "projection": projection}
+        embeddings = rc.GradientEmbedding(make_model, **options).embed(inputs, LABELS)
+        if projection is None:  # a projection is drawn by what is known of the layers
+            turned = rc.GradientEmbedding(make_model, **options).embed(inputs[order], LABELS[order])
+            assert relative_difference(turned, embeddings[order]) < 1e-5
+        right = embeddings[inputs[:, 0] > 2]
+        assert (right.norm(dim=1) > 0.1 * embeddings.norm(dim=1).mean()).all()
 
 
 def test_the_last_layer_is_the_closed_form() -> None:
@@ -150,19 +189,6 @@ def test_the_batch_size_changes_nothing(network: str, projection: "str | None") 
         assert relative_difference(embed(batch_size=batch_size).embed(inputs, LABELS), whole) < 1e-5
 
 
-@pytest.mark.parametrize("projection", ["sparse", "kronecker"])
-def test_embedding_is_linear_projection_of_the_gradient(projection: str) -> None:
-    """The same draw applied to gradients that were formed, and to their factors, agrees."""
-    make_model, inputs = NETWORKS["convolutions"]
-    embedding = rc.GradientEmbedding(make_model, inits=1, dim=40, projection=projection)  # type: ignore[arg-type]
-    embeddings = embedding.embed(inputs, LABELS).double()
-    gradients = rc.GradientEmbedding(make_model, inits=1, projection=None).embed(inputs, LABELS).double()
-    # A linear map that takes seven independent gradients to seven embeddings preserves linear relations.
-    mix = torch.randn(7, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    coefficients = torch.linalg.lstsq(gradients.T, (mix @ gradients).T).solution
-    assert relative_difference(coefficients.T @ embeddings, mix @ embeddings) < 1e-5
-
-
 def as_matrix(projection: Projection, sizes: dict[str, int]) -> Tensor:
     """The projection as a dense matrix, D x d: one unit vector for each entry of each parameter."""
     D = sum(sizes.values())
@@ -176,12 +202,12 @@ def as_matrix(projection: Projection, sizes: dict[str, int]) -> Tensor:
     return out
 
 
-def kronecker_as_matrix(projection: Kronecker, layer: nn.Linear) -> Tensor:
+def kronecker_as_matrix(projection: Kronecker) -> Tensor:
     """The same for a linear layer with bias: each unit vector as an outer product of its factors."""
     out = torch.zeros(24, projection.width)
     for row in range(24):
-        call = Call(torch.eye(6)[row % 6 : row % 6 + 1, :5], torch.eye(4)[row // 6 : row // 6 + 1])
-        projection.add_call(out[row : row + 1], "fc", LinearRule(), layer, call)
+        a, delta = torch.eye(6)[row % 6 : row % 6 + 1, :5], torch.eye(4)[row // 6 : row // 6 + 1]
+        projection.add_use(out[row : row + 1], Use("linear", "fc.weight", "fc.bias", a, True, delta))
     # The one for the bias comes with every input, so it is taken off the rows of the weights again.
     bias = out.reshape(4, 6, -1)[:, 5:]
     return torch.cat([out.reshape(4, 6, -1)[:, :5] - bias, bias], dim=1).reshape(24, -1)
@@ -192,8 +218,7 @@ def test_projections_keep_inner_products_in_expectation(kind: str, generator: to
     """E[P^T P] = I: the mean over many draws is within five standard errors of the identity, entry by entry."""
     draws, dim = 800, 5 if kind in ("sparse", "hashed") else 20
     sizes = {"fc.weight": 20, "fc.bias": 4}
-    with torch.random.fork_rng():
-        layer = nn.Linear(5, 4)
+    units = {"fc.weight": Unit(4, 6, "fc.bias", True)}
     products = []
     for _ in range(draws):
         if kind == "sparse":
@@ -202,7 +227,7 @@ def test_projections_keep_inner_products_in_expectation(kind: str, generator: to
             P = as_matrix(Kronecker(sizes, {}, dim, generator), sizes)
         else:
             widening = 0.2 if kind == "kronecker" else 0.6  # 1 x 2 or so, or 4 x 3, of 4 x 6
-            P = kronecker_as_matrix(Kronecker(sizes, {"fc": (4, 6, True)}, dim, generator, widening), layer)
+            P = kronecker_as_matrix(Kronecker(sizes, units, dim, generator, widening))
         products.append(P @ P.T)
     stacked = torch.stack(products)
     error = stacked.std(0) / math.sqrt(draws)
@@ -280,8 +305,8 @@ def test_fresh_batchnorm_layers_get_the_statistics_of_the_first_examples() -> No
     make_model, inputs = NETWORKS["resnet"]
     embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
     embedding.embed(inputs, LABELS)
-    assert embedding.statistics is not None
-    mean = embedding.statistics[0]["bn1.running_mean"]
+    assert embedding.prepared is not None
+    mean = embedding.prepared.statistics[0]["bn1.running_mean"]
     with torch.no_grad():
         model = embedding._model(0)
         assert isinstance(model, rc.models.ResNet)
@@ -289,7 +314,7 @@ def test_fresh_batchnorm_layers_get_the_statistics_of_the_first_examples() -> No
     first = embedding.embed(inputs, LABELS)
     embedding.embed(inputs + 5, LABELS)  # later examples do not move them
     assert torch.equal(embedding.embed(inputs, LABELS), first)
-    assert torch.equal(embedding.statistics[0]["bn1.running_mean"], mean)
+    assert torch.equal(embedding.prepared.statistics[0]["bn1.running_mean"], mean)
 
 
 def test_double_precision_inputs_and_arrays_are_accepted() -> None:
@@ -317,7 +342,6 @@ SHARED = nn.Linear(6, 3)
         (lambda: rc.GradientEmbedding(SHARED), "make_model must be a function that returns a new model"),
         (lambda: rc.GradientEmbedding(3), "make_model must be a function that returns a new model, got int"),  # type: ignore[arg-type]
         (lambda: rc.GradientEmbedding(lambda: 3), "make_model must return a torch.nn.Module, got int"),  # type: ignore[arg-type, return-value]
-        (lambda: rc.GradientEmbedding(lambda: SHARED), "make_model must return a new model at each call"),
         (lambda: rc.GradientEmbedding(nn.Flatten), "at least one trainable parameter, got none"),
         (lambda: rc.GradientEmbedding(lambda: Detached(6, 3)), "the loss must depend on the model's trainable"),
         (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], loss=scalar_loss), "one value per example, got shape ()"),
@@ -339,12 +363,15 @@ def test_bad_input_gets_one_clear_sentence(make: "partial[rc.GradientEmbedding]"
     assert message in str(caught.value)
 
 
-def test_nothing_of_a_failed_first_batch_remains() -> None:
+@pytest.mark.parametrize("layers", ["all", "last"])
+def test_nothing_of_a_failed_first_batch_remains(layers: str) -> None:
     make_model, inputs = NETWORKS["resnet"]
-    embedding = rc.GradientEmbedding(make_model, inits=1, dim=50, batch_size=4)
-    with pytest.raises(ValueError, match="class numbers"):
-        embedding.embed(inputs * 3, torch.tensor([0, 1, 2, 0, 1, 2, 9]))
-    expected = rc.GradientEmbedding(make_model, inits=1, dim=50, batch_size=4).embed(inputs, LABELS)
+    options = {"inits": 1, "dim": 50, "batch_size": 4, "layers": layers}
+    embedding = rc.GradientEmbedding(make_model, **options)
+    for use in (embedding.embed, embedding.dictionary):
+        with pytest.raises(ValueError, match="class numbers"):
+            use(inputs * 3, torch.tensor([0, 1, 2, 0, 1, 2, 9]))
+    expected = rc.GradientEmbedding(make_model, **options).embed(inputs, LABELS)
     assert torch.equal(embedding.embed(inputs, LABELS), expected)
 
 
@@ -355,15 +382,84 @@ def test_no_warnings_from_attention() -> None:
         rc.GradientEmbedding(make_model, inits=1).embed(inputs, LABELS)
 
 
+@slow_path
 def test_a_model_that_vmap_cannot_batch_is_still_right() -> None:
-    class Branching(Strange):
+    class Branching(Bilinear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(2 * x) if float(x.detach().sum()) > 1e9 else super().forward(x)
 
-    inputs = NETWORKS["strange"][1]
-    plain = rc.GradientEmbedding(Strange, inits=1, projection=None).embed(inputs, LABELS)
+    inputs = NETWORKS["bilinear"][1]
+    plain = rc.GradientEmbedding(Bilinear, inits=1, projection=None).embed(inputs, LABELS)
     branching = rc.GradientEmbedding(Branching, inits=1, projection=None).embed(inputs, LABELS)
     assert relative_difference(branching, plain) < 1e-5
+
+
+class Backbone(nn.Module):
+    """A backbone that others use too, below a head of its own."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_make_model_returns_is_left_as_it_was(fails: bool) -> None:
+    with torch.random.fork_rng():
+        live = Backbone(nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5)))
+    live.backbone[0].bias.requires_grad_(False)  # frozen by the user: does not count
+    before = copy.deepcopy(live.state_dict())
+    make_model = partial(Backbone, live.backbone)
+    inputs, labels = NETWORKS["mlp"][1], LABELS.clone()
+    if fails:
+        with pytest.raises(ValueError, match="class numbers"):
+            rc.GradientEmbedding(make_model, inits=2).embed(inputs, labels + 3)
+    else:
+        first = rc.select(make_model, inputs, labels, 3, inits=2)
+        assert torch.equal(first.indices, rc.select(make_model, inputs, labels, 3, inits=2).indices)
+        exact = rc.GradientEmbedding(make_model, inits=1, projection=None)
+        assert exact.embed(inputs, labels).shape[1] == 36 + 12 + 21
+    assert all(module.training for module in live.modules())
+    assert [p.requires_grad for p in live.parameters()] == [True, False, True, True, True, True]
+    assert all(torch.equal(value, before[name]) for name, value in live.state_dict().items())
+
+
+def test_draws_that_are_all_the_same_are_noticed() -> None:
+    with pytest.warns(UserWarning, match="make_model should draw new weights at each call, got the same ones twice"):
+        rc.GradientEmbedding(lambda: SHARED, inits=2).prepare(NETWORKS["mlp"][1], LABELS)
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in evaluation mode, as a variational auto-encoder may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + torch.randn_like(x))  # type: ignore[no-any-return]
+
+
+def test_a_model_that_draws_random_numbers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must give the same for the same examples.*evaluation mode"):
+        rc.GradientEmbedding(Noisy).embed(NETWORKS["mlp"][1], LABELS)
+
+
+@pytest.mark.parametrize("network", ["mlp", "resnet", "decoder", "translation"])
+def test_what_was_prepared_is_restored_without_data(network: str) -> None:
+    make_model, inputs = NETWORKS[network]
+    options = {"inits": 2, "dim": 60}
+    embedding = rc.GradientEmbedding(make_model, **options)
+    before = embedding.embed(inputs, LABELS)
+    assert embedding.prepared is not None
+    elsewhere = rc.GradientEmbedding(make_model, **options)
+    prepared = elsewhere.restore(embedding.prepared.tensors)
+    assert torch.equal(elsewhere.embed(inputs, LABELS, prepared=prepared), before)
+    assert elsewhere.prepared is None
+    with pytest.raises(ValueError, match="make_model must draw the models that were drawn before, got others"):
+        rc.GradientEmbedding(make_model, seed=1, **options).restore(embedding.prepared.tensors)
 
 
 def test_unprojected_last_layer_gradients_are_kept_as_factors() -> None:
@@ -385,12 +481,11 @@ def test_memory_with_factored_last_layer_gradients_matches_the_one_without() -> 
     inputs, targets = torch.randn(90, 6, generator=generator), torch.arange(90) % 3
     exact = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", projection=None, inits=2)
     kept = rc.GradientMatching(NETWORKS["mlp"][0], 12, layers="last", projection=None, inits=2)
-    dense = kept.embedding
-    assert dense is not None
-    dense.dictionary = lambda x, y, *, progress=False: InMemory(dense.embed(x, y))  # type: ignore[method-assign, assignment]
-    for memory in (exact, kept):
-        for rows in torch.arange(90).split(30):
-            memory.update(inputs[rows], targets[rows])
+    assert kept.embedding is not None
+    for rows in torch.arange(90).split(30):
+        exact.update(inputs[rows], targets[rows])
+        formed = InMemory(kept.embedding.embed(inputs[rows], targets[rows]))
+        kept.update(inputs[rows], targets[rows], candidates=formed)
     assert torch.equal(exact.batch.ids, kept.batch.ids)
     assert torch.allclose(exact.batch.weights, kept.batch.weights, rtol=1e-3)
 
@@ -429,10 +524,9 @@ def test_draws_in_a_stack_give_what_each_gives_alone(make_model: type[nn.Module]
     labels = torch.arange(20) % 3
     stacked = rc.GradientEmbedding(make_model, inits=18, dim=60, layers=layers, batch_size=7)
     together = stacked.embed(inputs, labels)
-    assert stacked._stacks is not None and [len(stack) for stack in stacked._stacks] == [16, 2]
-    alone = rc.GradientEmbedding(make_model, inits=18, dim=60, layers=layers, batch_size=20)
-    alone._stacks = []
-    torch.testing.assert_close(together, alone.embed(inputs, labels))
+    assert stacked.prepared is not None and [len(stack) for stack in stacked.prepared.stacks] == [16, 2]
+    alone = replace(stacked.prepared, stacks=())
+    torch.testing.assert_close(together, stacked.embed(inputs, labels, prepared=alone))
 
 
 def test_models_that_cannot_be_stacked_are_taken_one_by_one() -> None:
@@ -442,6 +536,6 @@ def test_models_that_cannot_be_stacked_are_taken_one_by_one() -> None:
     for habit in ("none", "overwrites", "looks"):
         embedding = rc.GradientEmbedding(partial(Habits, habit), inits=2, dim=60)
         embeddings[habit] = embedding.embed(inputs, labels)
-        assert bool(embedding._stacks) == (habit == "none")
+        assert embedding.prepared is not None and embedding.prepared.stacked == (habit == "none")
     torch.testing.assert_close(embeddings["overwrites"], embeddings["none"])
     torch.testing.assert_close(embeddings["looks"], embeddings["none"])

@@ -7,11 +7,13 @@ Differs from the paper:
 - Fresh BatchNorm layers get the statistics of the stream's first examples.
 """
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, TypeAlias, TypedDict
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +31,11 @@ from recollect.embedding.initialisations import (
     plain_attention,
     set_statistics,
 )
-from recollect.embedding.layers import Call, LinearRule
-from recollect.embedding.passes import gradients_by_func, listen
+from recollect.embedding.layers import Use
+from recollect.embedding.listening import gradients_by_func, listen
 from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
-from recollect.embedding.stacked import LARGEST, StackedDraws
+from recollect.embedding.stacked import LARGEST, StackedDraws, is_only_linear
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.numerics import lazy_zeros
 from recollect.progress import progress_bar
@@ -44,28 +46,74 @@ ProjectionName: TypeAlias = Literal["sparse", "kronecker"]
 _KEEP_BYTES = 2**29  # draws are kept between calls while they fit in this, and redrawn otherwise
 
 
-class EmbeddingOptions(TypedDict, total=False):
-    """Keyword arguments of `GradientEmbedding`, for those who pass them on."""
+@dataclass(frozen=True)
+class Draw:
+    """One initialised model, its projection, and how its gradients are computed."""
 
-    loss: str | LossFunction
-    inits: int
-    dim: int
-    layers: str | Sequence[str]
-    projection: ProjectionName | None
-    init: Init
-    init_scale: float
-    calibrate: bool
-    batch_size: int
-    device: str | torch.device
+    model: nn.Module
+    projection: Projection
+    plan: Plan
+    losses: LossFunction
+
+    def nbytes(self) -> int:
+        """About how much memory it takes."""
+        return 3 * sum(p.nbytes for p in self.model.parameters())  # the projection is of the same order
+
+    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[Use]:
+        """What parameters are used for in one pass; the loss is scaled."""
+        return listen(
+            self.model, self.plan.shapes, inputs, targets, self.losses, layouts=self.plan.layouts, scale=scale
+        ).uses
+
+    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
+        """Add the projected and scaled gradients of a few examples to `out` (n, width)."""
+        n, plan = len(targets), self.plan
+        slow = [*plan.rest]
+        if plan.layouts or plan.free:
+            names = [name for name in plan.shapes if name not in plan.rest]
+            heard = listen(
+                self.model, names, inputs, targets, self.losses, layouts=plan.layouts, free=plan.free, scale=scale
+            )
+            self.projection.add_uses(out, heard.uses)
+            for name, gradient in heard.free.items():
+                self.projection.add_parameter(out, name, gradient.reshape(n, -1))
+            slow += heard.strange  # in this pass only, such as a layer that few examples go through
+        else:
+            with torch.no_grad():  # labels cannot be looked at inside vmap
+                self.losses(forward(self.model, inputs), targets)
+        if slow:
+            for name, gradient in gradients_by_func(self.model, slow, inputs, targets, self.losses).items():
+                self.projection.add_parameter(out, name, gradient.reshape(n, -1) * scale)
 
 
 @dataclass(frozen=True)
-class _Draw:
-    model: nn.Module
-    projection: Projection
+class Prepared:
+    """All that is decided on first sight of data; embeddings depend on it and on nothing that comes later.
 
-    def nbytes(self) -> int:
-        return 3 * sum(p.nbytes for p in self.model.parameters())  # the projection is of the same order
+    Attributes:
+        plan: how the gradients of each parameter are computed.
+        statistics: what BatchNorm layers were set to, by draw and name.
+        fingerprint: a few numbers of each draw, or of the first if they are large, to tell others from them.
+        stacked: whether the draws' passes are made together.
+        draws: the models with their projections; None if they are too large to keep and made again for each pass.
+        stacks: the same in stacks, if they are.
+    """
+
+    plan: Plan
+    statistics: tuple[dict[str, Tensor], ...]
+    fingerprint: Tensor
+    stacked: bool
+    draws: tuple[Draw, ...] | None
+    stacks: tuple[StackedDraws, ...]
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """What must be saved of it, so that `GradientEmbedding.restore` can make the rest without looking at data."""
+        places = [(s, name) for s, some in enumerate(self.statistics) for name in some]
+        about = {"plan": self.plan.as_data(), "stacked": self.stacked, "statistics": places}
+        text = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
+        values = {f"statistic {i}": self.statistics[s][name] for i, (s, name) in enumerate(places)}
+        return {"plan": text, "fingerprint": self.fingerprint, **values}
 
 
 class GradientEmbedding:
@@ -73,7 +121,7 @@ class GradientEmbedding:
 
     An embedding is the example's gradient at each of S freshly initialised models, projected to `dim`
     numbers each, one after the other, over sqrt(S). It depends on the seed alone: not on training, not on the
-    batch size, not on the other examples.
+    batch size, not on the other examples. Models are copies of what `make_model` returns, which is left as it was.
 
     Args:
         make_model: returns a freshly initialised model at each call.
@@ -91,6 +139,9 @@ class GradientEmbedding:
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
         seed: the same seed gives the same embeddings.
+
+    Attributes:
+        prepared: what was decided on first sight of data; None until then. It stays the same from then on.
 
     Example:
         >>> make_model = lambda: nn.Linear(3, 2)
@@ -119,8 +170,6 @@ class GradientEmbedding:
             raise ValueError(f"make_model must be a function that returns a new model, got {type(make_model).__name__}")
         if isinstance(make_model, nn.Module):
             raise ValueError("make_model must be a function that returns a new model, got a model: wrap its class")
-        for name, value in (("inits", inits), ("dim", dim), ("batch_size", batch_size)):
-            check_count(name, value)
         if projection not in ("sparse", "kronecker", None):
             raise ValueError(f"projection must be 'sparse', 'kronecker' or None, got {projection!r}")
         if not (math.isfinite(init_scale) and init_scale > 0):
@@ -128,253 +177,238 @@ class GradientEmbedding:
         check_init(init)
         self.make_model = make_model
         self.loss = loss
-        self.inits = inits
-        self.dim = dim
+        self.inits = check_count("inits", inits)
+        self.dim = check_count("dim", dim)
         self.layers: str | tuple[str, ...] = layers if isinstance(layers, str) else tuple(layers)
         self.projection = projection
         self.init = init
         self.init_scale = init_scale
         self.calibrate = calibrate
-        self.batch_size = batch_size
+        self.batch_size = check_count("batch_size", batch_size)
         self.device = torch.device(device)
         self.seed = check_seed(seed)
-        self.statistics: list[dict[str, Tensor]] | None = None
-        """What BatchNorm layers were set to, per draw; None until the first examples came."""
+        self.prepared: Prepared | None = None
         self._loss = get_loss(loss)
-        self._plan: Plan | None = None
-        self._draws: dict[int, _Draw] = {}
-        self._stacks: list[StackedDraws] | None = None
         self._scale = 1 / math.sqrt(inits)
 
-    def embed(self, inputs: Any, targets: Any, *, progress: bool = False) -> Tensor:
-        """The embeddings, one row per example: (n, inits * dim)."""
+    def embed(self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False) -> Tensor:
+        """The embeddings, one row per example: (n, inits * dim).
+
+        Args:
+            inputs: a tensor, or a dict or tuple of tensors, one row per example.
+            targets: one row per example.
+            prepared: by what `prepare` returned; by default what the first examples that were embedded decided.
+            progress: show a progress bar in a terminal.
+        """
         inputs, targets = check_examples(inputs, targets)
-        try:
-            return self._embed(inputs, targets, progress)
-        except BaseException:
-            if self.statistics is None:
-                self.forget()  # draws may hold statistics of the examples that failed
-            raise
-
-    def forget(self) -> None:
-        """Be as before the first examples came."""
-        self.statistics, self._plan, self._stacks = None, None, None
-        self._draws.clear()
-
-    def _embed(self, inputs: Inputs, targets: Tensor, progress: bool) -> Tensor:
-        n = len(targets)
         with plain_attention():
-            plan, statistics = self._prepared(inputs, targets)
-            first = self._draw(0, plan, statistics)
-            width, dtype = first.projection.width, next(first.model.parameters()).dtype
-            out = lazy_zeros(n, self.inits * width, dtype=dtype, device=self.device)
-            by_factors = isinstance(first.projection, Kronecker)
-            stacks = self._make_stacks(plan, statistics, inputs, targets) if by_factors else []
-            chunks = [*_chunks(n, self.batch_size)]
-            steps = len(chunks) * (len(stacks) or self.inits)
-            with progress_bar("computing gradients", steps, show=progress) as bar:
-                for rows, draws, add in self._passes(chunks, plan, statistics, stacks):
-                    part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-                    add(out[rows, draws.start * width : draws.stop * width], part, targets[rows].to(self.device))
-                    bar.advance()
+            known = prepared or self.prepared or self.prepare(inputs, targets)
+            width = self._width(known.plan)
+            dtype = torch.float32 if known.draws is None else next(known.draws[0].model.parameters()).dtype
+            out = lazy_zeros(len(targets), self.inits * width, dtype=dtype, device=self.device)
+            for rows, draws, passing in self._passes(known, self._projects(known.plan), len(targets), progress):
+                part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
+                place = out[rows, draws.start * width : draws.stop * width]
+                passing.add(place, part, targets[rows].to(self.device), self._scale)
         _check_gradients(out)
-        self._plan, self.statistics = plan, statistics  # only now: nothing changes if anything failed
+        if prepared is None:
+            self.prepared = known  # only now: nothing changes if anything failed
         return out
 
-    def dictionary(self, inputs: Any, targets: Any, *, progress: bool = False) -> Dictionary:
+    def dictionary(
+        self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False
+    ) -> Dictionary:
         """The embeddings as candidates for `pursue`: as factors where that is exact and smaller, else in memory.
 
         Unprojected gradients of one linear layer are kept as factors: those of `layers="last"` with
-        `projection=None`, or where the layer has no more than `dim` weights.
+        `projection=None`, or where the layer has no more than `dim` weights. Arguments are those of `embed`.
         """
         if self.layers != "all":
             inputs, targets = check_examples(inputs, targets)
             with plain_attention():
-                plan, statistics = self._prepared(inputs, targets)
-                one = not plan.rest and [type(rule) for rule in plan.rules.values()] == [LinearRule]
-                if one and not self._projects(plan):
-                    factored = self._factors(plan, statistics, inputs, targets, progress)
-                    if factored is not None:
-                        self._plan, self.statistics = plan, statistics
-                        return factored
-        return InMemory(self.embed(inputs, targets, progress=progress))
+                known = prepared or self.prepared or self.prepare(inputs, targets)
+                found = self._factors(known, inputs, targets, progress)
+            if found is not None:
+                if prepared is None:
+                    self.prepared = known
+                return found
+        return InMemory(self.embed(inputs, targets, prepared=prepared, progress=progress))
 
-    def _factors(
-        self, plan: Plan, statistics: list[dict[str, Tensor]], inputs: Inputs, targets: Tensor, progress: bool
-    ) -> Factored | None:
-        """Both factors of a linear layer's gradients; None if it is used more than once per example."""
-        layer = next(iter(plan.rules))
-        n, count = len(targets), 0
+    def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
+        """Both factors of a linear layer's gradients; None if there is more to them."""
+        plan, n = prepared.plan, len(targets)
+        if [rule for _, rule in plan.layouts] != ["linear"] or plan.rest or plan.free or self._projects(plan):
+            return None
         delta = h = torch.empty(0)
-        stacks = self._make_stacks(plan, statistics, inputs, targets)
-        chunks = [*_chunks(n, self.batch_size)]
-        with progress_bar("computing gradients", len(chunks) * (len(stacks) or self.inits), show=progress) as bar:
-            for rows, draws, hear in self._hearings(chunks, plan, statistics, stacks):
-                part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-                calls = hear(part, targets[rows].to(self.device))
-                count = rows.stop - rows.start
-                if len(calls) != 1 or (found := calls[0][1].delta) is None or found.shape[-2:-1] != (count,):
-                    return None
-                a = calls[0][1].input
-                if not len(delta):  # with room for a one after the layer's input, for its bias
-                    module = self._draw(0, plan, statistics).model.get_submodule(layer)
-                    delta = found.new_empty(self.inits, n, found.shape[-1])
-                    h = a.new_ones(self.inits, n, a.shape[-1] + (module.bias is not None))
-                delta[draws, rows] = found
-                h[draws, rows, : a.shape[-1]] = a
-                bar.advance()
+        for rows, draws, passing in self._passes(prepared, True, n, progress):
+            part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
+            uses = passing.listen(part, targets[rows].to(self.device), self._scale)
+            count = rows.stop - rows.start
+            if len(uses) != 1 or (found := uses[0].delta) is None or found.shape[-2:-1] != (count,):
+                return None  # the layer is used more than once per example
+            a = uses[0].input
+            if not len(delta):  # with room for a one after the layer's input, for its bias
+                delta = found.new_empty(self.inits, n, found.shape[-1])
+                h = a.new_ones(self.inits, n, a.shape[-1] + (uses[0].bias is not None))
+            delta[draws, rows] = found
+            h[draws, rows, : a.shape[-1]] = a
         _check_gradients(delta.transpose(0, 1).flatten(1))
         return Factored(delta, h)
 
-    def _hearings(
-        self, chunks: list[slice], plan: Plan, statistics: list[dict[str, Tensor]], stacks: list[StackedDraws]
-    ) -> Iterator[tuple[slice, slice, Callable[[Inputs, Tensor], list[tuple[str, Call]]]]]:
-        """As `_passes`, of what flows through the layers instead of projected gradients."""
-        for rows, draws, stack in _stacked(chunks, stacks):
-            yield rows, draws, partial(stack.listen, scale=self._scale)
-        for s in range(0 if stacks else self.inits):
-            model = self._draw(s, plan, statistics).model
+    def _passes(
+        self, prepared: Prepared, stacked: bool, n: int, progress: bool
+    ) -> Iterator[tuple[slice, slice, Draw | StackedDraws]]:
+        """Which rows and draws are computed together, and by what; chunk by chunk of the rows if possible."""
+        chunks = [slice(start, min(start + self.batch_size, n)) for start in range(0, n, self.batch_size)]
+        together: Sequence[Draw | StackedDraws] = (stacked and prepared.stacks) or prepared.draws or ()
+        steps = len(chunks) * (len(together) or self.inits)
+        with progress_bar("computing gradients", steps, show=progress) as bar:
             for rows in chunks:
-                hear = partial(listen, model, plan.rules, losses=self._losses, scale=self._scale)
-                yield rows, slice(s, s + 1), hear
+                first = 0
+                for some in together:
+                    count = len(some) if isinstance(some, StackedDraws) else 1
+                    yield rows, slice(first, first + count), some
+                    first += count
+                    bar.advance()
+            if not together:  # the larger part of the work is to make a draw: each is made once
+                for s in range(self.inits):
+                    draw = self._draw(s, prepared.plan, prepared.statistics)
+                    if s == 0 and not _alike(_fingerprint(draw.model)[None], prepared.fingerprint):
+                        raise ValueError(_OTHER_MODELS)
+                    for rows in chunks:
+                        yield rows, slice(s, s + 1), draw
+                        bar.advance()
 
-    def fingerprint(self) -> Tensor:
-        """A few numbers by which a later `make_model` can be known to draw the same models."""
-        parameters = list(self._model(0).parameters())
-        sums = [p.double().abs().sum() for p in parameters]
-        return torch.stack([torch.tensor(float(p.numel()), dtype=torch.float64) for p in parameters] + sums).cpu()
+    # What is decided once
 
-    # How draws are made
+    def prepare(self, inputs: Any, targets: Any) -> Prepared:
+        """Decide, on first sight of data, all that embeddings depend on; nothing of this object is changed."""
+        inputs, targets = check_examples(inputs, targets)
+        with plain_attention():
+            models = [self._model(s) for s in range(min(2, self.inits))]
+            _check_draws(models)
+            statistics: tuple[dict[str, Tensor], ...] = ({},) * self.inits
+            first = map_inputs(lambda t: t[:CALIBRATION_ROWS], inputs)
+            if self.calibrate and calibrate(models[0], first):
+                statistics = tuple(calibrate(self._model(s), first) for s in range(self.inits))
+            plan = make_plan(models[0], self.layers, inputs, targets.to(self.device), self._losses)
+            if plan.rest:
+                warnings.warn(_slow(plan.rest), stacklevel=2)
+            return self._assembled(plan, statistics, inputs, targets)
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> Prepared:
+        """What was prepared before, from `Prepared.tensors`; no data are needed.
+
+        Refused if `make_model` draws other models than it did.
+        """
+        about = json.loads(bytes(tensors["plan"].tolist()))
+        statistics: tuple[dict[str, Tensor], ...] = tuple({} for _ in range(self.inits))
+        for i, (s, name) in enumerate(about["statistics"]):
+            statistics[s][name] = tensors[f"statistic {i}"].to(self.device)
+        prepared = self._assembled(Plan.from_data(about["plan"]), statistics, stacked=about["stacked"])
+        if not _alike(prepared.fingerprint, tensors["fingerprint"]):
+            raise ValueError(_OTHER_MODELS)
+        return prepared
+
+    def _assembled(
+        self,
+        plan: Plan,
+        statistics: tuple[dict[str, Tensor], ...],
+        inputs: Inputs | None = None,
+        targets: Tensor | None = None,
+        *,
+        stacked: bool | None = None,
+    ) -> Prepared:
+        """Draws and stacks, if they are to be kept; whether they can be stacked is tried on examples unless known."""
+        draws: list[Draw] = []
+        prints = []
+        for s in range(self.inits):
+            draw = self._draw(s, plan, statistics)
+            prints.append(_fingerprint(draw.model))
+            if self.inits * draw.nbytes() > _KEEP_BYTES:
+                break
+            draws.append(draw)
+        stacks: list[StackedDraws] = []
+        if draws and plan.only_linear and is_only_linear(draws[0].model) and stacked is not False:
+            for start in range(0, self.inits, LARGEST):
+                some = draws[start : start + LARGEST]
+                projections = [draw.projection for draw in some if isinstance(draw.projection, Kronecker)]
+                if projections or not self._projects(plan):
+                    stacks.append(StackedDraws([draw.model for draw in some], projections, plan, self._losses))
+            if stacked is None:
+                assert inputs is not None and targets is not None
+                if not all(stack.agrees(inputs, targets.to(self.device)) for stack in stacks):
+                    stacks = []
+        return Prepared(plan, statistics, torch.stack(prints), bool(stacks), tuple(draws) or None, tuple(stacks))
 
     def _model(self, s: int) -> nn.Module:
         model = draw_model(self.make_model, derive_seed(self.seed, "model", s), self.init, self.init_scale)
         return model.to(self.device)
 
-    def _draw(self, s: int, plan: Plan, statistics: list[dict[str, Tensor]]) -> _Draw:
-        if s in self._draws:
-            return self._draws[s]
+    def _draw(self, s: int, plan: Plan, statistics: Sequence[dict[str, Tensor]]) -> Draw:
         model = self._model(s)
+        found = {name: tuple(p.shape) for name, p in model.named_parameters() if name in plan.shapes}
+        if found != plan.shapes:
+            raise ValueError("make_model must return models of one shape, got others: build the same one at each call")
         set_statistics(model, statistics[s])
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        draw = _Draw(model, self._make_projection(plan, model, s))
-        if self._keeps(draw):
-            self._draws[s] = draw
-        return draw
+        return Draw(model, self._make_projection(plan, s), plan, self._losses)
 
-    def _keeps(self, draw: _Draw) -> bool:
-        return self.inits * draw.nbytes() <= _KEEP_BYTES
-
-    def _make_stacks(
-        self, plan: Plan, statistics: list[dict[str, Tensor]], inputs: Inputs, targets: Tensor
-    ) -> list[StackedDraws]:
-        """All draws in stacks, if they can be computed together; else none. Decided once."""
-        if self._stacks is not None:
-            return self._stacks
-        self._stacks = []
-        first = self._draw(0, plan, statistics)
-        if not self._keeps(first) or not StackedDraws.suit(plan, first.model):
-            return self._stacks
-        draws = [self._draw(s, plan, statistics) for s in range(self.inits)]
-        stacks = []
-        for start in range(0, self.inits, LARGEST):
-            some = draws[start : start + LARGEST]
-            projections = [draw.projection for draw in some if isinstance(draw.projection, Kronecker)]
-            stacks.append(StackedDraws([draw.model for draw in some], projections, plan, self._losses))
-        if all(stack.agrees(inputs, targets.to(self.device)) for stack in stacks):
-            self._stacks = stacks
-        return self._stacks
-
-    def _make_projection(self, plan: Plan, model: nn.Module, s: int) -> Projection:
+    def _make_projection(self, plan: Plan, s: int) -> Projection:
         if not self._projects(plan):
             return Identity(plan.sizes)
         source = generator(self.seed, "projection", s)
         if self.projection == "sparse":
             return Sparse(plan.sizes, self.dim, source).to(self.device)
-        modules = {layer: model.get_submodule(layer) for layer in plan.rules}
-        factored = {
-            layer: (*sizes, rule.has_bias(modules[layer]))
-            for layer, rule in plan.rules.items()
-            if (sizes := rule.factor_sizes(modules[layer])) is not None
-        }
-        return Kronecker(plan.sizes, factored, self.dim, source).to(self.device)
+        return Kronecker(plan.sizes, plan.units, self.dim, source).to(self.device)
 
     def _projects(self, plan: Plan) -> bool:
         return self.projection is not None and sum(plan.sizes.values()) > self.dim
 
-    # How one pass is made
-
-    def _passes(
-        self, chunks: list[slice], plan: Plan, statistics: list[dict[str, Tensor]], stacks: list[StackedDraws]
-    ) -> Iterator[tuple[slice, slice, Callable[[Tensor, Inputs, Tensor], None]]]:
-        """Which rows and draws are computed together, and how; chunks of rows are finished one by one if possible."""
-        if stacks:
-            for rows, draws, stack in _stacked(chunks, stacks):
-                yield rows, draws, partial(stack.add, scale=self._scale)
-        elif self._keeps(self._draw(0, plan, statistics)):
-            for rows in chunks:
-                for s in range(self.inits):
-                    yield rows, slice(s, s + 1), partial(self._project, self._draw(s, plan, statistics), plan)
-        else:  # the larger part of the work is to make a draw: each is made once
-            for s in range(self.inits):
-                draw = self._draw(s, plan, statistics)
-                for rows in chunks:
-                    yield rows, slice(s, s + 1), partial(self._project, draw, plan)
-
-    def _project(self, draw: _Draw, plan: Plan, out: Tensor, inputs: Inputs, targets: Tensor) -> None:
-        """Add the projected gradients of a few examples at one draw, over sqrt(S), to `out` (n, width)."""
-        model, n, scale = draw.model, len(targets), self._scale
-        if plan.rules:
-            calls = listen(model, plan.rules, inputs, targets, self._losses, scale)
-            uses = [(layer, plan.rules[layer], model.get_submodule(layer), call) for layer, call in calls]
-            draw.projection.add_pass(out, [use for use in uses if use[-1].delta is not None])
-        if plan.rest:
-            if not plan.rules:
-                with torch.no_grad():  # labels cannot be looked at inside vmap
-                    self._losses(forward(model, inputs), targets)
-            for name, gradient in gradients_by_func(model, plan.rest, inputs, targets, self._loss).items():
-                draw.projection.add_parameter(out, name, gradient.reshape(n, -1) * scale)
+    def _width(self, plan: Plan) -> int:
+        return self.dim if self._projects(plan) else sum(plan.sizes.values())
 
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_labels(outputs, targets, self.loss)
         return check_losses(self._loss(outputs, targets), len(targets))
 
-    # What is decided once
 
-    def _prepared(self, inputs: Inputs, targets: Tensor) -> tuple[Plan, list[dict[str, Tensor]]]:
-        """The plan and the BatchNorm statistics, made on first sight of data."""
-        if self._plan is not None and self.statistics is not None:
-            return self._plan, self.statistics
-        statistics = self.statistics
-        if statistics is None:
-            first = map_inputs(lambda t: t[:CALIBRATION_ROWS], inputs)
-            models = [self._model(s) for s in range(2 if self.inits > 1 else 1)]
-            if len(models) == 2 and models[0] is models[1]:
-                raise ValueError(
-                    "make_model must return a new model at each call, got the same object twice: build it inside"
-                )
-            statistics = [{} for _ in range(self.inits)]
-            if self.calibrate:
-                for s in range(self.inits):
-                    statistics[s] = calibrate(models[s] if s < len(models) else self._model(s), first)
-                    if not statistics[s]:
-                        break  # no BatchNorm layers
-        model = self._model(0)
-        set_statistics(model, statistics[0])
-        return make_plan(model, self.layers, inputs, targets.to(self.device), self._losses), statistics
+_OTHER_MODELS = (
+    "make_model must draw the models that were drawn before, got others: "
+    "use the same architecture, options and torch version, and no weights that are being trained, or start anew"
+)
 
 
-def _chunks(n: int, size: int) -> Iterator[slice]:
-    for start in range(0, n, size):
-        yield slice(start, min(start + size, n))
+def _check_draws(models: Sequence[nn.Module]) -> None:
+    """Tell of a `make_model` whose draws are all the same: one of them would do."""
+    trainable = [[p for p in model.parameters() if p.requires_grad] for model in models]
+    if len(models) == 2 and trainable[0] and all(map(torch.equal, *trainable)):
+        warnings.warn(
+            "make_model should draw new weights at each call, got the same ones twice: "
+            "gradients are matched at one model only; initialise inside make_model, or pass inits=1",
+            stacklevel=3,
+        )
 
 
-def _stacked(chunks: list[slice], stacks: list[StackedDraws]) -> Iterator[tuple[slice, slice, StackedDraws]]:
-    for rows in chunks:
-        first = 0
-        for stack in stacks:
-            yield rows, slice(first, first + len(stack)), stack
-            first += len(stack)
+def _fingerprint(model: nn.Module) -> Tensor:
+    """How many numbers a draw has, and how large they are."""
+    parameters = list(model.parameters())
+    size = sum((p.detach().double().abs().sum() for p in parameters), torch.zeros((), dtype=torch.float64))
+    return torch.stack([torch.tensor(float(sum(p.numel() for p in parameters)), dtype=torch.float64), size.cpu()])
+
+
+def _alike(now: Tensor, before: Tensor) -> bool:
+    return now.shape == before.shape and torch.allclose(now, before.cpu(), rtol=1e-4)
+
+
+def _slow(rest: Mapping[str, str]) -> str:
+    """Which parameters take the slow way, and why."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in rest.items():
+        by_reason.setdefault(reason, []).append(name)
+    told = [f"{', '.join(names[:3])}{' and others' * (len(names) > 3)} ({why})" for why, names in by_reason.items()]
+    return f"some gradients are computed by torch.func, which is several times slower: {'; '.join(told)}"
 
 
 def _check_gradients(embeddings: Tensor) -> None:

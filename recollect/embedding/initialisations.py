@@ -1,5 +1,6 @@
 """Draws from p(theta): freshly initialised models, ready for gradients."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from recollect.batch import Inputs, forward
+from recollect.batch import Inputs, forward, named_tensors
 from recollect.randomness import seeded
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
@@ -47,11 +48,15 @@ def check_init(init: Init) -> None:
 
 
 def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: float = 1.0) -> nn.Module:
-    """One draw from p(theta), in evaluation mode; the global random state is left as found."""
+    """One draw from p(theta), in evaluation mode; the global random state is left as found.
+
+    It is a copy, since what `make_model` returns may share modules with other models, which must stay as they are.
+    """
     with seeded(seed):
         model = make_model()
         if not isinstance(model, nn.Module):
             raise ValueError(f"make_model must return a torch.nn.Module, got {type(model).__name__}")
+        model = copy.deepcopy(model)
         with torch.no_grad():
             if callable(init):
                 init(model)
@@ -91,6 +96,12 @@ def calibrate(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     layers = untrained_batchnorms(model)
     if not layers:
         return {}
+    n = len(next(iter(named_tensors(inputs).values())))
+    if n < 2:
+        raise ValueError(
+            "the first examples must be 2 or more, as BatchNorm layers take their statistics from them, "
+            f"got {n}: begin with more, or pass calibrate=False"
+        )
     momenta = {name: layer.momentum for name, layer in layers.items()}
     for layer in layers.values():
         layer.momentum = None  # a plain average, so that one pass sets the statistics fully

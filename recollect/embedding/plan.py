@@ -1,47 +1,111 @@
 """How the gradients of each parameter are computed: decided once, on first sight of data."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import resolve_name
 
 from recollect.batch import Inputs, forward, map_inputs
-from recollect.embedding.layers import RULES, Rule
-from recollect.embedding.passes import gradients_by_autograd, listen
+from recollect.embedding.layers import RULES, FactorRule, Use
+from recollect.embedding.listening import (
+    Heard,
+    Key,
+    Layout,
+    arranged,
+    fits,
+    gradients_by_autograd,
+    key_of,
+    listen,
+)
 from recollect.losses import LossFunction
+from recollect.randomness import seeded
 
 PROBES = 3
 """How many real examples each rule is compared with autograd on."""
 
-Layers = str | tuple[str, ...]
+Layers: TypeAlias = str | tuple[str, ...]
+Truth: TypeAlias = list[dict[str, Tensor | None]]
+
+
+class Unit(NamedTuple):
+    """A weight whose gradient is a sum of outer products, with the bias that goes with it."""
+
+    n_out: int
+    n_in: int  # the one for the bias included
+    bias: str | None
+    rows_are_outputs: bool
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which gradients are computed how; the same for every draw."""
+    """Which gradients are computed how; the same for every draw. What is not in it has shown no gradient yet.
 
-    sizes: dict[str, int]  # parameter -> entries
-    rules: dict[str, Rule]  # layer -> its rule
-    rest: list[str]  # parameters without a rule, left to torch.func
+    Attributes:
+        shapes: of the parameters that count, by name.
+        layouts: where the examples are, for each parameter and the rule it is used by.
+        units: weights that can be projected by their factors.
+        free: parameters that are made anew for each example (`listening.made_for_each`).
+        rest: parameters that are left to torch.func, and why.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+    layouts: dict[Key, Layout]
+    units: dict[str, Unit]
+    free: dict[str, int]
+    rest: dict[str, str]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers in each parameter."""
+        return {name: prod(shape) for name, shape in self.shapes.items()}
+
+    @property
+    def only_linear(self) -> bool:
+        """Whether all there is are linear layers with the examples first: such networks can be stacked."""
+        plain = all(rule == "linear" and layout.examples == "first" for (_, rule), layout in self.layouts.items())
+        return plain and self.shapes.keys() == {*self.units, *(unit.bias for unit in self.units.values())} - {None}
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data, to be saved."""
+        layouts = [[*key, *layout] for key, layout in self.layouts.items()]
+        return {**vars(self), "layouts": layouts}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> "Plan":
+        """What `as_data` gave."""
+        return cls(
+            shapes={name: tuple(shape) for name, shape in data["shapes"].items()},
+            layouts={(name, rule): Layout(examples, rows) for name, rule, examples, rows in data["layouts"]},
+            units={name: Unit(*unit) for name, unit in data["units"].items()},
+            free=dict(data["free"]),
+            rest=dict(data["rest"]),
+        )
 
 
 def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor, losses: LossFunction) -> Plan:
     """Decide for each parameter how its gradients are computed.
 
-    A layer's rule is used where it reproduces autograd's gradients of single examples on real data. Tied
-    or reused parameters, layers that are bypassed or mix examples, and whatever has no rule, are
-    left to torch.func. So a rule can be fast without having to foresee every model.
+    A rule is used where it reproduces autograd's gradients of single examples on real data; else a parameter is made
+    anew for each example, if that does; else it is left to torch.func. So a rule can be fast without having to foresee
+    every model.
     """
     inputs, targets = map_inputs(lambda t: t[:PROBES], inputs), targets[:PROBES]
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError("the model must have at least one trainable parameter, got none")
     owners = _selected(model, layers, inputs)
-    names = [name for name in trainable if owner(name) in owners]
+    called: dict[int, set[str]] = {}  # the modules that have a parameter, of which a tied one has several
+    for name, p in model.named_parameters(remove_duplicate=False):
+        called.setdefault(id(p), set()).add(owner(name))
+    names = [name for name, p in trainable.items() if not owners.isdisjoint(called[id(p)])]
     if not names:
         raise ValueError(f"layers must name modules with trainable parameters, got {layers!r}")
-
+    _check_repeatable(model, inputs, targets, losses)
     truth = gradients_by_autograd(model, names, inputs, targets, losses)
     used = [name for name in names if any(example[name] is not None for example in truth)]
     if not used:
@@ -49,17 +113,9 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
             "the loss must depend on the model's trainable parameters, got no gradient: "
             "does the model or the loss detach its result?"
         )
-    candidates = _candidates(model, used, set(trainable))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    found = _gradients_by_rules(model, candidates, inputs, targets, losses)
-    rules = {
-        layer: rule
-        for layer, rule in candidates.items()
-        if all(_agrees(found.get(name), name, truth) for name in names if owner(name) == layer)
-    }
-    rest = [name for name in used if owner(name) not in rules]
-    return Plan({name: trainable[name].numel() for name in names}, rules, rest)
+    return _Planner(model, names, inputs, targets, losses, truth).plan(set(used))
 
 
 def owner(parameter: str) -> str:
@@ -70,6 +126,186 @@ def owner(parameter: str) -> str:
         'head.fc'
     """
     return parameter.rpartition(".")[0]
+
+
+def _check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> None:
+    """Refuse a model or a loss that draws random numbers: its gradients would differ from call to call."""
+    results = []
+    for seed in (0, 1):
+        with seeded(seed), torch.no_grad():
+            results.append(losses(forward(model, inputs), targets))
+    if not torch.allclose(results[0], results[1], rtol=1e-3, equal_nan=True):
+        raise ValueError(
+            "the model and the loss must give the same for the same examples, got other losses when asked again: "
+            "draw no random numbers in evaluation mode (`if self.training`)"
+        )
+
+
+class _Planner:
+    """Tries ways of computing gradients on a few examples against the truth."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: list[str],
+        inputs: Inputs,
+        targets: Tensor,
+        losses: LossFunction,
+        truth: Truth,
+    ) -> None:
+        self._model, self._names, self._truth = model, names, truth
+        self._about: Any = (model, names, inputs, targets, losses)
+        self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name in names}
+        self._n = len(targets)
+        largest = (float(g.abs().max()) for example in truth for g in example.values() if g is not None and g.numel())
+        # Some gradients are zero but for rounding, such as those of an attention's key bias: what counts as rounding
+        # is told by the largest gradient of all.
+        self._rounding = 1e-6 * max(largest, default=0.0)
+
+    def plan(self, used: set[str]) -> Plan:
+        heard = listen(*self._about)
+        layouts: dict[Key, Layout] = {}
+        for component in _components(heard):
+            if component.isdisjoint(heard.strange):
+                layouts |= next(self._layouts_for(component, heard, layouts), {})
+        free = self._free(used - {name for name, _ in layouts} - _biases(heard, layouts), layouts)
+        return self._confirmed(used, layouts, free)
+
+    def _layouts_for(self, component: set[str], heard: Heard, others: dict[Key, Layout]) -> Iterator[dict[Key, Layout]]:
+        """Layouts by which the rules bring out the true gradients of parameters that are used together."""
+        uses = [use for use in heard.uses if use.weight in component or use.bias in component]
+        keys = list(dict.fromkeys(map(key_of, uses)))
+        options = [[*_possible(uses, key, self._n), Layout("nowhere")] for key in keys]
+        for tried in itertools.islice(itertools.product(*options), 81):
+            layouts = dict(zip(keys, tried, strict=True))
+            try:
+                if any(layout.examples == "nowhere" for layout in tried):
+                    found = listen(*self._about, layouts={**others, **layouts})
+                else:
+                    found = arranged(Heard(uses, {}, {}), layouts, self._n)
+                if component.isdisjoint(found.strange) and self._agree(component, self._gradients(found)):
+                    yield layouts
+            except (RuntimeError, ValueError):  # the rule, or the model, cannot do with that layout
+                continue
+
+    def _free(self, names: set[str], layouts: dict[Key, Layout]) -> dict[str, int]:
+        """Parameters of which there may be one per example, and how many dimensions of length one follow."""
+        free: dict[str, int] = {}
+        for name in (name for name in self._names if name in names):
+            shape = self._shapes[name]
+            choices = [-1, 0] if shape[:1] == (1,) and len(shape) > 1 else range(4) if len(shape) <= 1 else []
+            for ones in choices:
+                tried = {**free, name: ones}
+                try:
+                    found = listen(*self._about, layouts=layouts, free=tried)
+                except (RuntimeError, ValueError, IndexError, AssertionError):  # it must not have another shape here
+                    continue
+                if self._agree([name], found.free):
+                    free = tried
+                    break
+        return free
+
+    def _confirmed(self, used: set[str], layouts: dict[Key, Layout], free: dict[str, int]) -> Plan:
+        """The plan, once all of it together has brought out the truth; what does not is left to torch.func."""
+        heard = listen(*self._about, layouts=layouts, free=free)
+        found = {**self._gradients(heard), **heard.free}
+        covered = {name for name in used if name not in heard.strange and self._agree([name], found)}
+        # Parameters that are used together go together.
+        for component in _components(heard):
+            if not component <= covered:
+                covered -= component
+        rest = {name: _reason(heard.strange.get(name)) for name in self._names if name in used - covered}
+        uses = [use for use in heard.uses if (use.weight or use.bias) in covered]
+        kept = {key_of(use) for use in uses}
+        return Plan(
+            self._shapes,
+            {key: layout for key, layout in layouts.items() if key in kept},
+            _units(uses, self._shapes),
+            {name: ones for name, ones in free.items() if name in covered},
+            rest,
+        )
+
+    def _gradients(self, heard: Heard) -> dict[str, Tensor]:
+        """What the rules make of a pass, by parameter."""
+        found: dict[str, Tensor] = {}
+        for use in heard.uses:
+            for name, piece in RULES[use.rule].gradients(use, self._n).items():
+                found[name] = found[name] + piece if name in found else piece
+        return found
+
+    def _agree(self, names: Iterable[str], found: Mapping[str, Tensor]) -> bool:
+        """Whether these are the true gradients, to single precision."""
+        for name in names:
+            true = [example[name] for example in self._truth]
+            largest = max((float(value.abs().max()) for value in true if value is not None), default=0.0)
+            atol = max(1e-4 * largest, self._rounding)
+            for i, value in enumerate(true):
+                if name not in found:
+                    if value is not None and float(value.abs().max()) > self._rounding:
+                        return False
+                    continue
+                expected = torch.zeros_like(found[name][i]) if value is None else value
+                if not torch.allclose(found[name][i], expected, rtol=1e-3, atol=atol):
+                    return False
+        return True
+
+
+def _components(heard: Heard) -> list[set[str]]:
+    """Sets of parameters that are used together, directly or by way of others."""
+    components: list[set[str]] = []
+    for use in heard.uses:
+        merged = {name for name in (use.weight, use.bias) if name is not None}
+        apart = []
+        for component in components:
+            if component.isdisjoint(merged):
+                apart.append(component)
+            else:
+                merged |= component
+        components = [*apart, merged]
+    return components
+
+
+def _biases(heard: Heard, layouts: Mapping[Key, Layout]) -> set[str]:
+    return {use.bias for use in heard.uses if use.bias is not None and key_of(use) in layouts}
+
+
+def _possible(uses: Sequence[Use], key: Key, n: int) -> list[Layout]:
+    """Layouts that fit all uses of a parameter."""
+    mine = [use for use in uses if key_of(use) == key]
+    rows = {len(use.input) // n for use in mine if use.input.ndim and len(use.input) % n == 0}
+    layouts = [Layout("first", min(rows))] if len(rows) == 1 else []
+    return [layout for layout in [*layouts, Layout("second")] if all(fits(use, layout, n) for use in mine)]
+
+
+def _units(uses: Sequence[Use], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Unit]:
+    """Weights with factors, in the order of the model's parameters."""
+    units: dict[str, Unit] = {}
+    for name in shapes:
+        mine = [use for use in uses if use.weight == name]
+        rules = [RULES[use.rule] for use in mine]
+        if not mine or not all(isinstance(rule, FactorRule) for rule in rules):
+            continue
+        first = rules[0]
+        assert isinstance(first, FactorRule)
+        sizes = [rule.sizes(use, shapes[name]) for use, rule in zip(mine, rules, strict=True)]  # type: ignore[attr-defined]
+        if sizes[0] is None or None in sizes:
+            continue
+        biases = {use.bias for use in mine if use.bias is not None}
+        # A bias that goes with this weight alone is one more column of it.
+        alone = len(biases) == 1 and not any(use.bias in biases and use.weight != name for use in uses)
+        n_out, n_in = sizes[0]
+        units[name] = Unit(n_out, n_in + alone, min(biases) if alone else None, first.rows_are_outputs(mine[0]))
+    return units
+
+
+def _reason(strange: Any) -> str:
+    if strange is None:
+        return "its rule does not bring out autograd's gradients"
+    if isinstance(strange, str):
+        return f"not all examples go through it alike, as far as its rule ({strange}) can see"
+    return (
+        f"it is used by {resolve_name(strange) or getattr(strange, '__name__', 'another function')}, which has no rule"
+    )
 
 
 def _selected(model: nn.Module, layers: Layers, inputs: Inputs) -> set[str]:
@@ -104,58 +340,3 @@ def _last_linear(model: nn.Module, inputs: Inputs) -> str:
     if not order:
         raise ValueError("layers='last' needs a model with a linear layer, got none: name the layers to use")
     return order[-1]
-
-
-def _candidates(model: nn.Module, used: list[str], trainable: set[str]) -> dict[str, Rule]:
-    """Layers with a rule whose parameters all count and are theirs alone."""
-    seen: set[int] = set()
-    tied: set[int] = set()
-    for parameter in (p for _, p in model.named_parameters(remove_duplicate=False)):
-        (tied if id(parameter) in seen else seen).add(id(parameter))
-    candidates: dict[str, Rule] = {}
-    for layer, module in model.named_modules():
-        own = dict(module.named_parameters(prefix=layer, recurse=False))
-        rule = RULES.get(type(module))
-        if (
-            rule is not None
-            and rule.applies(module)
-            and not trainable.isdisjoint(own.keys() & set(used))
-            and trainable.issuperset(own)
-            and tied.isdisjoint(map(id, own.values()))
-        ):
-            candidates[layer] = rule
-    return candidates
-
-
-def _gradients_by_rules(
-    model: nn.Module, candidates: dict[str, Rule], inputs: Inputs, targets: Tensor, losses: LossFunction
-) -> dict[str, Tensor]:
-    """What the rules make of a pass, by parameter; a rule that cannot read its layer's layout leaves nothing."""
-    n = len(targets)
-    found: dict[str, Tensor] = {}
-    failed: set[str] = set()
-    for layer, call in listen(model, candidates, inputs, targets, losses):
-        if call.delta is None:
-            continue
-        try:
-            pieces = candidates[layer].gradient(model.get_submodule(layer), call.input, call.delta, n)
-        except RuntimeError:  # such as examples that are not first
-            failed.add(layer)
-            continue
-        for short, piece in pieces.items():
-            name = f"{layer}.{short}" if layer else short
-            found[name] = found.get(name, torch.zeros_like(piece)) + piece
-    return {name: value for name, value in found.items() if owner(name) not in failed}
-
-
-def _agrees(found: Tensor | None, name: str, truth: list[dict[str, Tensor | None]]) -> bool:
-    """Whether these are the true gradients of one parameter, to single precision."""
-    true = [example[name] for example in truth]
-    largest = max((float(value.abs().max()) for value in true if value is not None), default=0.0)
-    for i, value in enumerate(true):
-        if value is None:
-            if found is not None and found[i].any():
-                return False
-        elif found is None or not torch.allclose(found[i], value, rtol=1e-3, atol=1e-4 * largest):
-            return False
-    return True

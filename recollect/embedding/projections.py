@@ -8,17 +8,16 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self, TypeAlias
+from dataclasses import replace
+from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from recollect.embedding.layers import Call, Rule, Sides
-
-Use: TypeAlias = tuple[str, Rule, nn.Module, Call]
-"""One use of a layer: its name, its rule, itself, and what flowed through it."""
+from recollect.embedding.layers import RULES, FactorRule, Sides, Use
+from recollect.embedding.plan import Unit
 
 _CACHED = 32  # the gradients of so many examples stay in the cache: sparse products are twice as fast as with 128
 
@@ -36,17 +35,16 @@ class Projection(ABC):
     def add_parameter(self, out: Tensor, name: str, gradient: Tensor) -> None:
         """Add the projection of one parameter's gradients (n, entries) to `out` (n, width)."""
 
-    def add_pass(self, out: Tensor, uses: Sequence[Use]) -> None:
-        """Add what one pass through the model contributes."""
+    def add_uses(self, out: Tensor, uses: Sequence[Use]) -> None:
+        """Add what the uses of parameters in one pass contribute."""
         for use in uses:
-            self.add_call(out, *use)
+            self.add_use(out, use)
 
-    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
-        """Add what one use of a layer contributes."""
-        assert call.delta is not None
+    def add_use(self, out: Tensor, use: Use) -> None:
+        """Add what one use contributes."""
         n = len(out)
-        for name, gradient in rule.gradient(module, call.input, call.delta, n).items():
-            self.add_parameter(out, f"{layer}.{name}" if layer else name, gradient.reshape(n, -1))
+        for name, gradient in RULES[use.rule].gradients(use, n).items():
+            self.add_parameter(out, name, gradient.reshape(n, -1))
 
 
 class Identity(Projection):
@@ -90,16 +88,16 @@ class Sparse(Projection):
         }
         return self
 
-    def add_pass(self, out: Tensor, uses: Sequence[Use]) -> None:
+    def add_uses(self, out: Tensor, uses: Sequence[Use]) -> None:
         """A few examples at a time, and laid out with the examples last until all layers are added."""
         n = len(out)
         for start in range(0, n, _CACHED):
             rows = slice(start, min(start + _CACHED, n))
             total = out.new_zeros(self.width, rows.stop - rows.start)
-            for layer, rule, module, call in uses:
-                assert call.delta is not None
-                part = Call(_of_examples(call.input, rows, n), _of_examples(call.delta, rows, n))
-                self.add_call(total.T, layer, rule, module, part)
+            for use in uses:
+                assert use.delta is not None
+                input, delta = _of_examples(use.input, rows, n), _of_examples(use.delta, rows, n)
+                self.add_use(total.T, replace(use, input=input, delta=delta))
             out[rows] += total.T
 
     def add_parameter(self, buffer: Tensor, name: str, gradient: Tensor) -> None:
@@ -127,29 +125,32 @@ class Kronecker(Projection):
     def __init__(
         self,
         sizes: Mapping[str, int],
-        factored: Mapping[str, tuple[int, int, bool]],
+        units: Mapping[str, Unit],
         dim: int,
         generator: torch.Generator,
         widening: float = 4.0,
     ) -> None:
         self.width = dim
+        self._units = dict(units)
         self._factors: dict[str, Sides] = {}
         self._starts: dict[str, int] = {}
         self._signs: dict[str, Tensor] = {}
         self._hashes: dict[str, Tensor] = {}
-        places = iter(_places(len(factored) + sum(_layer_of(name) not in factored for name in sizes)))
-        share = min(dim, widening * dim / max(1, len(factored)))
-        for layer, (n_out, n_in, has_bias) in factored.items():
-            p, q = _factor_widths(share, n_out, n_in)
-            self._factors[layer] = _sides(_signs(p, n_out, generator), _signs(q, n_in, generator), has_bias)
-            self._starts[layer] = round(next(places) * (dim - p * q))
-        for name, size in sizes.items():
-            if _layer_of(name) not in factored:
-                self._signs[name] = 2.0 * torch.randint(0, 2, (size,), generator=generator) - 1.0
-                if size > dim:
-                    self._hashes[name] = torch.randint(0, dim, (size,), generator=generator)
-                else:
-                    self._starts[name] = round(next(places) * (dim - size))
+        single = [name for name in sizes if name not in units and not any(name == unit.bias for unit in units.values())]
+        places = iter(_places(len(units) + len(single)))
+        share = min(dim, widening * dim / max(1, len(units)))
+        for weight, unit in units.items():
+            p, q = _factor_widths(share, unit.n_out, unit.n_in)
+            P, Q = _signs(p, unit.n_out, generator), _signs(q, unit.n_in, generator)
+            self._factors[weight] = _sides(P, Q, unit.bias is not None)
+            self._starts[weight] = round(next(places) * (dim - p * q))
+        for name in single:
+            size = sizes[name]
+            self._signs[name] = 2.0 * torch.randint(0, 2, (size,), generator=generator) - 1.0
+            if size > dim:
+                self._hashes[name] = torch.randint(0, dim, (size,), generator=generator)
+            else:
+                self._starts[name] = round(next(places) * (dim - size))
 
     def to(self, device: torch.device) -> Self:
         self._factors = {
@@ -166,44 +167,64 @@ class Kronecker(Projection):
         elif name in self._signs:
             start = self._starts[name]
             out[:, start : start + gradient.shape[1]].addcmul_(gradient, self._signs[name])
+        elif name in self._units:
+            unit, (P, Q, shift) = self._units[name], self._factors[name]
+            formed = gradient.unflatten(1, (unit.n_out, -1) if unit.rows_are_outputs else (-1, unit.n_out))
+            left = _times(P, formed if unit.rows_are_outputs else formed.mT)  # (n, p, in)
+            products = _widened(_times(Q, left.mT).mT, Q, shift)
+            self._place_of(out, name, *products.shape[1:]).add_(products)
+        else:  # a bias, the last column of its weight
+            weight = next(weight for weight, unit in self._units.items() if unit.bias == name)
+            P, Q, shift = self._factors[weight]
+            assert shift is not None
+            column = shift if Q.ndim == 2 else F.pad(shift.reshape(1), (len(Q), 0))
+            products = _times(P, gradient[:, :, None]) * column
+            self._place_of(out, weight, *products.shape[1:]).add_(products)
 
-    def add_call(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, call: Call) -> None:
-        if layer not in self._factors:
-            super().add_call(out, layer, rule, module, call)
+    def add_use(self, out: Tensor, use: Use) -> None:
+        if use.weight not in self._factors:
+            super().add_use(out, use)
             return
-        assert call.delta is not None
-        left, right = rule.factors(module, call.input, call.delta, len(out), self._factors[layer])
-        self._place(out, layer, left, right)
+        rule, unit = RULES[use.rule], self._units[use.weight]
+        assert isinstance(rule, FactorRule)
+        self._add_products(out, use.weight, *_project(rule, unit, use, len(out), self._factors[use.weight]))
+        if use.bias is not None and use.bias != unit.bias:
+            self.add_parameter(out, use.bias, rule.bias_gradient(use, len(out)))
 
     @staticmethod
     def stacked(projections: Sequence["Kronecker"]) -> "Kronecker":
-        """The projections of several draws of one model in one, for `add_calls`."""
+        """The projections of several draws of one model in one, for `add_stack`."""
         stack = copy.copy(projections[0])
         stack._factors = {
             layer: _stacked([projection._factors[layer] for projection in projections]) for layer in stack._factors
         }
         return stack
 
-    def add_calls(self, out: Tensor, layer: str, rule: Rule, module: nn.Module, calls: Call) -> None:
-        """As `add_call` for several draws, which come first in `out` (draws, n, width) and in what was noted."""
-        if calls.delta is not None:
-            n = out.shape[1]
-            sides = self._factors[layer]
-            dims = (0, 0, Sides(0, 0, None if sides.shift is None else 0))  # type: ignore[arg-type]
-            factors = vmap(lambda a, delta, sides: rule.factors(module, a, delta, n, sides), dims)
-            left, right = factors(calls.input, calls.delta, sides)
-            self._place(out, layer, left, right)
+    def add_stack(self, out: Tensor, use: Use) -> None:
+        """As `add_use` for several draws, which come first in `out` (draws, n, width) and in what was noted."""
+        assert use.weight is not None and use.delta is not None
+        rule, unit, sides = RULES[use.rule], self._units[use.weight], self._factors[use.weight]
+        assert isinstance(rule, FactorRule)
 
-    def _place(self, out: Tensor, layer: str, left: Tensor, right: Tensor) -> None:
+        def one(a: Tensor, delta: Tensor, sides: Sides) -> tuple[Tensor, Tensor]:
+            return _project(rule, unit, replace(use, input=a, delta=delta), out.shape[1], sides)
+
+        dims = (0, 0, Sides(0, 0, None if sides.shift is None else 0))  # type: ignore[arg-type]
+        self._add_products(out, use.weight, *vmap(one, dims)(use.input, use.delta, sides))
+
+    def _add_products(self, out: Tensor, weight: str, left: Tensor, right: Tensor) -> None:
         """Add the products of (..., p, positions) and (..., positions, q) where they belong in (..., width)."""
-        p, q, start = left.shape[-2], right.shape[-1], self._starts[layer]
-        place = out[..., start : start + p * q].unflatten(-1, (p, q))
+        place = self._place_of(out, weight, left.shape[-2], right.shape[-1])
         if left.shape[-1] == 1:
             place.addcmul_(left, right)
         elif place.ndim == 3:
             place.baddbmm_(left, right)
         else:
             place.add_(left @ right)
+
+    def _place_of(self, out: Tensor, weight: str, p: int, q: int) -> Tensor:
+        start = self._starts[weight]
+        return out[..., start : start + p * q].unflatten(-1, (p, q))  # type: ignore[no-any-return]
 
 
 def _of_examples(value: Tensor, rows: slice, n: int) -> Tensor:
@@ -217,8 +238,26 @@ def _places(count: int) -> list[float]:
     return [i / max(1, count - 1) for i in range(count)]
 
 
-def _layer_of(parameter: str) -> str:
-    return parameter.rpartition(".")[0]
+def _project(rule: FactorRule, unit: Unit, use: Use, n: int, sides: Sides) -> tuple[Tensor, Tensor]:
+    """P and Q applied to both factors of a use, (n, p, positions) and (n, positions, q)."""
+    P, Q, shift = sides
+    if rule.rows_are_outputs(use) == unit.rows_are_outputs:
+        left = rule.out_factor(use, n, P)
+        right = rule.in_factor(use, n, Q, shift if use.bias is not None and use.bias == unit.bias else None)
+    else:  # a table that is also a linear layer's weight has its sides exchanged
+        left, right = rule.in_factor(use, n, P), rule.out_factor(use, n, Q)
+    return left.mT, _widened(right, Q, shift)
+
+
+def _times(M: Tensor, X: Tensor) -> Tensor:
+    """M X for each example, where a vector stands for its diagonal matrix."""
+    return M[:, None] * X if M.ndim == 1 else M @ X
+
+
+def _widened(right: Tensor, Q: Tensor, shift: Tensor | None) -> Tensor:
+    """With a zero for the bias, where Q has a place for it that was not filled."""
+    missing = len(Q) + (shift is not None) - right.shape[-1] if Q.ndim == 1 else 0
+    return F.pad(right, (0, missing)) if missing else right
 
 
 def _slices(sizes: Mapping[str, int]) -> dict[str, slice]:

@@ -7,18 +7,18 @@ linear layers: a batch of convolutions is slower than one after the other.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
 from recollect.batch import Inputs, functional_forward, map_inputs
-from recollect.embedding.layers import Call
-from recollect.embedding.passes import listen
+from recollect.embedding.layers import Use
+from recollect.embedding.listening import Listener, key_of, listen
 from recollect.embedding.plan import PROBES, Plan
 from recollect.embedding.projections import Kronecker
 from recollect.losses import LossFunction
-from recollect.models import is_only_linear
 
 LARGEST = 16
 """How many draws go into one pass at most: what flows through them should fit the cache."""
@@ -42,48 +42,32 @@ class StackedDraws:
     def __len__(self) -> int:
         return len(self.models)
 
-    @staticmethod
-    def suit(plan: Plan, model: nn.Module) -> bool:
-        """Whether the network is one of linear layers alone, all of which have a rule."""
-        return not plan.rest and bool(plan.rules) and is_only_linear(model)
-
     def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
         """Add the projected gradients of a few examples at all draws to `out` (n, draws * width)."""
         assert self._projections is not None
         out = out.view(len(targets), len(self), -1).transpose(0, 1)
-        for layer, call in self.listen(inputs, targets, scale):
-            module = self.models[0].get_submodule(layer)
-            self._projections.add_calls(out, layer, self._plan.rules[layer], module, call)
+        for use in self.listen(inputs, targets, scale):
+            self._projections.add_stack(out, use)
 
-    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[tuple[str, Call]]:
-        """As `passes.listen`, of all draws at once; what is noted has the draws first."""
-        order: list[str] = []
+    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[Use]:
+        """As `listening.listen`, of all draws at once; what is noted has the draws first."""
+        uses: list[Use] = []
 
         def one(weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-            came: list[Tensor] = []
-            went: list[Tensor] = []
-
-            def note(layer: str, args: tuple[Tensor, ...], output: Tensor) -> None:
-                order.append(layer)
-                came.append(args[0])
-                went.append(output)
-
-            hooks = [
-                self._skeleton.get_submodule(layer).register_forward_hook(
-                    lambda _module, args, output, layer=layer: note(layer, args, output)
-                )
-                for layer in self._plan.rules
-            ]
-            try:
-                return self._losses(functional_forward(self._skeleton, weights, inputs), targets), came, went
-            finally:
-                for hook in hooks:
-                    hook.remove()
+            counted = {id(weights[name]): name for name in self._plan.shapes}
+            listener = Listener(counted, len(targets), lambda output: (output, output))
+            with listener:
+                outputs = functional_forward(self._skeleton, weights, inputs)
+            if listener.strange:
+                raise RuntimeError("a parameter is used in another way than planned")
+            uses[:] = listener.uses
+            return self._losses(outputs, targets), [use.input for use in uses], listener.marks
 
         with torch.enable_grad():
             losses, came, went = vmap(one)(self._weights)
             deltas = torch.autograd.grad(losses, went, torch.full_like(losses, scale), allow_unused=True)
-        return [(order[i], Call(came[i].detach(), deltas[i])) for i in range(len(order))]
+        noted = zip(uses, came, deltas, strict=True)
+        return [replace(use, input=a.detach(), delta=delta) for use, a, delta in noted if delta is not None]
 
     def agrees(self, inputs: Inputs, targets: Tensor) -> bool:
         """Whether a stacked pass brings out what single ones do, tried on a few real examples.
@@ -96,15 +80,25 @@ class StackedDraws:
         except RuntimeError:
             return False
         for s, model in enumerate(self.models):
-            alone = listen(model, self._plan.rules, inputs, targets, self._losses)
-            if [layer for layer, _ in alone] != [layer for layer, _ in together]:
+            alone = listen(model, self._plan.shapes, inputs, targets, self._losses, layouts=self._plan.layouts).uses
+            if list(map(key_of, alone)) != list(map(key_of, together)):
                 return False
-            for (_, call), (_, stack) in zip(alone, together, strict=True):
-                if (call.delta is None) != (stack.delta is None) or not _close(call.input, stack.input[s]):
-                    return False
-                if call.delta is not None and not _close(call.delta, stack.delta[s]):  # type: ignore[index]
+            for use, stack in zip(alone, together, strict=True):
+                assert use.delta is not None and stack.delta is not None
+                if not _close(use.input, stack.input[s]) or not _close(use.delta, stack.delta[s]):
                     return False
         return True
+
+
+def is_only_linear(model: nn.Module) -> bool:
+    """Whether all parameters belong to linear layers: such networks are small enough to gain from being stacked.
+
+    Example:
+        >>> is_only_linear(nn.Linear(3, 2)), is_only_linear(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)))
+        (True, False)
+    """
+    owners = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
+    return all(type(owner) is nn.Linear for owner in owners)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

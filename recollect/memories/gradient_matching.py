@@ -1,18 +1,17 @@
 """Continual gradient matching (Alg. 2)."""
 
-from typing import Any, TypeVar, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch
-from recollect.dictionary import InMemory, Joined
-from recollect.embedding import GradientEmbedding, MakeModel
+from recollect.dictionary import Dictionary, InMemory, Joined
+from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName
+from recollect.losses import LossFunction
 from recollect.memories.memory import Choice, Memory, plain_options
-from recollect.pursuit import pursue
-from recollect.selection import MatchingOptions, split_options
-
-SomeEmbedding = TypeVar("SomeEmbedding", bound=GradientEmbedding)
+from recollect.pursuit import Center, Nonnegative, pursue
 
 
 class GradientMatching(Memory):
@@ -21,13 +20,39 @@ class GradientMatching(Memory):
     The target, the sum of all embeddings, is tracked exactly, because embeddings depend on the
     initialisation distribution and not on training. The dictionary at each step is what was kept and what arrived,
     so old examples can be dropped or reweighted. Until the capacity is reached, everything is kept with weight one.
+    `PAPER` holds the paper's settings as keyword arguments.
+
+    Several memories of one stream, of other sizes or settings of the pursuit, may share what takes most of the time:
+
+        embedding = rc.GradientEmbedding(make_model)
+        memories = [rc.GradientMatching(embedding, size) for size in (200, 1000)]
+        for inputs, targets in stream.batches:
+            candidates = embedding.dictionary(inputs, targets)
+            for memory in memories:
+                memory.update(inputs, targets, candidates=candidates)
 
     Args:
-        make_model: returns a freshly initialised model at each call; may be None to read a loaded memory.
+        make_model: returns a freshly initialised model at each call; or an embedding, which then has all that is said
+            about gradients here; or None, to read a loaded memory.
         capacity: how many examples are kept at most.
-        seed: the same seed gives the same memory.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        inits: S, the number of initialisations at which gradients are matched.
+        dim: d, numbers per initialisation that a gradient is projected to.
+        layers: which parameters' gradients: "all", "last" (the last linear layer), or names of modules.
+        projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
+        init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
+        init_scale: multiplies what was drawn.
+        calibrate: give fresh BatchNorm layers the statistics of the stream's first examples.
+        batch_size: examples per pass; bounds memory and changes nothing else.
+        device: where to compute.
+        regularization: lambda, the pull of the weights towards the centre.
+        relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
+        center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
+        tolerance: stop as soon as the relative residual is this small.
+        nonnegative: True refits without negative weights, "clip" sets them to zero, False leaves them.
+        exact: one pick per scan of all candidates instead of several.
+        seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
-        **options: keyword arguments of `GradientEmbedding` and `pursue`; `PAPER` holds the paper's.
 
     Example:
         >>> from recollect import models
@@ -40,25 +65,61 @@ class GradientMatching(Memory):
 
     def __init__(
         self,
-        make_model: MakeModel | None,
+        make_model: MakeModel | GradientEmbedding | None,
         capacity: int,
         *,
+        loss: str | LossFunction = "cross_entropy",
+        inits: int = 10,
+        dim: int = 1000,
+        layers: str | Sequence[str] = "all",
+        projection: ProjectionName | None = "kronecker",
+        init: Init = "default",
+        init_scale: float = 1.0,
+        calibrate: bool = True,
+        batch_size: int = 128,
+        device: str | torch.device = "cpu",
+        regularization: float = 0.001,
+        relative: bool = True,
+        center: Center = "uniform",
+        tolerance: float | None = None,
+        nonnegative: Nonnegative = True,
+        exact: bool = False,
         seed: int = 0,
         progress: bool = False,
-        **options: Unpack[MatchingOptions],
     ) -> None:
+        given = {
+            "loss": loss,
+            "inits": inits,
+            "dim": dim,
+            "layers": layers,
+            "projection": projection,
+            "init": init,
+            "init_scale": init_scale,
+            "calibrate": calibrate,
+            "batch_size": batch_size,
+            "device": device,
+        }
+        self._pursuit: dict[str, Any] = {
+            "regularization": regularization,
+            "relative": relative,
+            "center": center,
+            "tolerance": tolerance,
+            "nonnegative": nonnegative,
+            "exact": exact,
+        }
+        self._gradients = given
+        if isinstance(make_model, GradientEmbedding):
+            self.embedding: GradientEmbedding | None = make_model
+            self._gradients = {name: getattr(make_model, name) for name in given}
+            changed = [name for name, value in given.items() if value != _DEFAULTS[name]]
+            if changed:
+                raise ValueError(f"{changed[0]} must be set where the embedding is made, got it here as well")
+            seed = make_model.seed
+        else:
+            self.embedding = None if make_model is None else GradientEmbedding(make_model, seed=seed, **given)  # type: ignore[arg-type]
         super().__init__(capacity, seed=seed)
-        self._embedding_options, self._pursuit_options = split_options(options)
         self.progress = progress
-        self.embedding: GradientEmbedding | None = None
-        if make_model is not None:
-            self.embedding = GradientEmbedding(make_model, seed=seed, **self._embedding_options)
-
-    def share(self, kind: type[SomeEmbedding]) -> SomeEmbedding:
-        """An embedding of another kind with this memory's settings, to be set as `embedding` of several memories."""
-        if self.embedding is None:
-            raise ValueError("sharing needs make_model, got None")
-        return kind(self.embedding.make_model, seed=self.seed, **self._embedding_options)
+        self._prepared: Prepared | None = None  # what the state says of it, at hand
 
     @property
     def target(self) -> Tensor:
@@ -72,48 +133,61 @@ class GradientMatching(Memory):
         self.batch  # noqa: B018
         return float(self._state["error"])
 
+    def update(
+        self, inputs: Any, targets: Any, *, model: nn.Module | None = None, candidates: Dictionary | None = None
+    ) -> None:
+        """Take in examples and decide anew what stays. On any error the memory is as before.
+
+        Args:
+            inputs: a tensor, or a dict or tuple of tensors, one row per example.
+            targets: one row per example.
+            model: not looked at.
+            candidates: the embeddings of these examples, as the memory's `embedding.dictionary` gave them.
+        """
+        held, arrived = self._arriving(inputs, targets)
+        self._commit(held, arrived, self.revise(held, arrived, candidates))
+
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        embedding = self._checked_embedding()
-        dictionary = embedding.dictionary(arrived.inputs, arrived.targets, progress=self.progress)
-        target = dictionary.sum()
+        return self.revise(held, arrived)
+
+    def revise(self, held: Batch, arrived: Batch, candidates: Dictionary | None = None) -> Choice:
+        """Decide what stays of what is held and what arrived; the latter is embedded unless candidates are given."""
+        embedding, prepared = self._ready(arrived, candidates is not None)
+        if candidates is None:
+            candidates = embedding.dictionary(
+                arrived.inputs, arrived.targets, prepared=prepared, progress=self.progress
+            )
+        elif len(candidates) != len(arrived):
+            raise ValueError(f"candidates must be those of the {len(arrived)} examples, got {len(candidates)}")
+        target = candidates.sum()
         if len(held):
             target += self._state["target"]  # Alg. 2: g <- g + sum_i g_i
-            dictionary = Joined(InMemory(self._state["embeddings"]), dictionary)  # Alg. 2: G <- [C, G]
-
+            candidates = Joined(InMemory(self._state["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
         if self.seen + len(arrived) <= self.capacity:
-            indices, weights, error = torch.arange(len(dictionary)), torch.ones(len(dictionary)), 0.0
+            indices, weights, error = torch.arange(len(candidates)), torch.ones(len(candidates)), 0.0
         else:
-            size = min(self.capacity, len(dictionary))
-            coreset = pursue(dictionary, size, target=target, progress=self.progress, **self._pursuit_options)
+            size = min(self.capacity, len(candidates))
+            coreset = pursue(candidates, size, target=target, progress=self.progress, **self._pursuit)
             indices, order = coreset.indices.cpu().sort()
             weights, error = coreset.weights.cpu()[order], coreset.error
-        state = {"target": target, "embeddings": dictionary.rows(indices)}
+        self._prepared = prepared
+        state = {"target": target, "embeddings": candidates.rows(indices)}
         state["error"] = torch.tensor(error, dtype=torch.float64)
-        state["fingerprint"] = self._state["fingerprint"] if len(held) else embedding.fingerprint()
-        for s, statistics in enumerate(embedding.statistics or []):
-            state |= {f"statistics.{s}.{name}": value for name, value in statistics.items()}
-        return Choice(indices, weights, state)
+        return Choice(indices, weights, {**state, **prepared.tensors})
 
-    def _checked_embedding(self) -> GradientEmbedding:
-        """The embedding, with what was saved of it, once it is known to be the same as before."""
+    def _ready(self, arrived: Batch, embedded: bool) -> tuple[GradientEmbedding, Prepared]:
+        """The embedding and what was decided on the first examples of the stream, which may be these."""
         if self.embedding is None:
             raise ValueError("updating needs make_model, got None: pass it to load_memory")
-        if not self._state:
-            self.embedding.forget()  # an update that failed may have left its statistics behind
-        elif self.embedding.statistics is None:
-            now, before = self.embedding.fingerprint(), self._state["fingerprint"]
-            if now.shape != before.shape or not torch.allclose(now, before, rtol=1e-4):
-                raise ValueError(
-                    "make_model must draw the models that the memory was made with, got others: "
-                    "use the same architecture, options and torch version, or start a new memory"
-                )
-            statistics: list[dict[str, Tensor]] = [{} for _ in range(self.embedding.inits)]
-            for key, value in self._state.items():
-                if key.startswith("statistics."):
-                    _, s, name = key.split(".", 2)
-                    statistics[int(s)][name] = value
-            self.embedding.statistics = statistics
-        return self.embedding
+        if self.seen:
+            return self.embedding, self._prepared or self.embedding.restore(self._state)
+        if embedded and self.embedding.prepared is None:
+            raise ValueError("candidates must be made by the memory's own embedding, which has made none so far")
+        prepared = self.embedding.prepared or self.embedding.prepare(arrived.inputs, arrived.targets)
+        return self.embedding, prepared
 
     def options(self) -> dict[str, Any]:
-        return plain_options({**self._embedding_options, **self._pursuit_options})
+        return plain_options({**self._gradients, **self._pursuit})
+
+
+_DEFAULTS: dict[str, Any] = GradientMatching.__init__.__kwdefaults__ or {}

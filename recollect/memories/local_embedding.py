@@ -1,7 +1,5 @@
 """Gradient embeddings at a model as it is now, for memories that look at the learner."""
 
-import copy
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +12,6 @@ def embed_at(model: nn.Module | None, held: Batch, arrived: Batch, *, seed: int,
     """Embeddings of what is held, then of what arrived, at the parameters of this model, which is not touched."""
     if model is None:
         raise ValueError("this memory looks at the learner's gradients and needs its model, got None: pass model=...")
-    embedding = GradientEmbedding(partial(copy.deepcopy, model), inits=1, calibrate=False, seed=seed, **options)
+    embedding = GradientEmbedding(lambda: model, inits=1, calibrate=False, seed=seed, **options)
     both = held.followed_by(arrived) if len(held) else arrived
     return embedding.embed(both.inputs, both.targets)

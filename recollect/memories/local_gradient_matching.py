@@ -1,16 +1,18 @@
 """Gradient matching at the learner's current parameters (App. A.4)."""
 
-from typing import Any, Unpack
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from recollect.batch import Batch
+from recollect.embedding import ProjectionName
+from recollect.losses import LossFunction
 from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.numerics import sum_rows
-from recollect.pursuit import pursue
-from recollect.selection import MatchingOptions, split_options
+from recollect.pursuit import Center, Nonnegative, pursue
 
 
 class LocalGradientMatching(Memory):
@@ -22,30 +24,70 @@ class LocalGradientMatching(Memory):
 
     Args:
         capacity: how many examples are kept at most.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        dim: numbers that a gradient is projected to.
+        layers: which parameters' gradients: "all", "last" (the last linear layer), or names of modules.
+        projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
+        batch_size: examples per pass; bounds memory and changes nothing else.
+        device: where to compute.
+        regularization: lambda, the pull of the weights towards the centre.
+        relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
+        center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
+        tolerance: stop as soon as the relative residual is this small.
+        nonnegative: True refits without negative weights, "clip" sets them to zero, False leaves them.
+        exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory.
-        **options: keyword arguments of `GradientEmbedding` and `pursue`, except those about initialisation.
     """
 
     needs_model = True
 
-    def __init__(self, capacity: int, *, seed: int = 0, **options: Unpack[MatchingOptions]) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        loss: str | LossFunction = "cross_entropy",
+        dim: int = 10_000,
+        layers: str | Sequence[str] = "all",
+        projection: ProjectionName | None = "kronecker",
+        batch_size: int = 128,
+        device: str | torch.device = "cpu",
+        regularization: float = 0.001,
+        relative: bool = True,
+        center: Center = "uniform",
+        tolerance: float | None = None,
+        nonnegative: Nonnegative = True,
+        exact: bool = False,
+        seed: int = 0,
+    ) -> None:
         super().__init__(capacity, seed=seed)
-        for name in ("inits", "init", "init_scale", "calibrate"):
-            if name in options:
-                raise ValueError(f"{name} has no meaning at the learner's own parameters: leave it out")
-        self._embedding_options, self._pursuit_options = split_options({"dim": 10_000, **options})
+        self._gradients: dict[str, Any] = {
+            "loss": loss,
+            "dim": dim,
+            "layers": layers,
+            "projection": projection,
+            "batch_size": batch_size,
+            "device": device,
+        }
+        self._pursuit: dict[str, Any] = {
+            "regularization": regularization,
+            "relative": relative,
+            "center": center,
+            "tolerance": tolerance,
+            "nonnegative": nonnegative,
+            "exact": exact,
+        }
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        embeddings = embed_at(model, held, arrived, seed=self.seed, **self._embedding_options)
+        embeddings = embed_at(model, held, arrived, seed=self.seed, **self._gradients)
         if self.seen + len(arrived) <= self.capacity:
             return Choice(torch.arange(len(embeddings)), torch.ones(len(embeddings)))
         weights = torch.cat([held.weights, arrived.weights]).double()
         target = sum_rows(embeddings[len(held) :])
         target += weights[: len(held)] @ embeddings[: len(held)].double()
         size = min(self.capacity, len(embeddings))
-        coreset = pursue(embeddings, size, target=target, **self._pursuit_options)
+        coreset = pursue(embeddings, size, target=target, **self._pursuit)
         indices, order = coreset.indices.sort()
         return Choice(indices, coreset.weights[order])
 
     def options(self) -> dict[str, Any]:
-        return plain_options({**self._embedding_options, **self._pursuit_options})
+        return plain_options({**self._gradients, **self._pursuit})
