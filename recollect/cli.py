@@ -11,6 +11,7 @@ from rich.table import Table
 import recollect
 from recollect.files import check_output
 from recollect.tabular.commands import add_commands
+from recollect.terminal import Interrupted, cell, say
 
 # Newer versions of typer carry their own copy of click; the class of usage errors is reached through what they export.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -50,7 +51,7 @@ def demo(
     console = Console()
     print_demo(result, console)
     draw_demo(result, output)
-    console.print(f"The kept digits and the curves: {output}", soft_wrap=True)
+    say(f"The kept digits and the curves: {output}")
 
 
 @app.command()
@@ -88,7 +89,7 @@ def run(
         final = f"{result['final_accuracy']:.2f}"
         table.add_row(str(experiment.size), str(experiment.seed), curve, final, f"{result['seconds']:.1f}")
     console.print(table)
-    console.print(f"Kept in {results}", soft_wrap=True)
+    say(f"Kept in {results}")
 
 
 @app.command()
@@ -114,13 +115,12 @@ def reproduce(
     experiments = TARGETS[target](seeds=range(seeds), **{name: value for name, value in narrowed.items() if value})
     store = open_store(results)
     todo = outstanding(experiments, store)
-    console = Console()
     left = estimate_seconds(experiments, store)
     time_left = "no stored run to estimate the time by" if left is None else f"about {in_words(left / workers)} left"
-    console.print(f"{target}: {len(experiments)} experiments, {len(experiments) - len(todo)} done, {time_left}")
+    say(f"{target}: {len(experiments)} experiments, {len(experiments) - len(todo)} done, {time_left}")
     if not dry_run:
         added = reproduce_experiments(experiments, store, workers=workers)
-        console.print(f"{added} results added to {results}", soft_wrap=True)
+        say(f"{added} results added to {results}")
 
 
 @app.command()
@@ -141,7 +141,7 @@ def report(
         raise ValueError(f"there must be results in {str(results)!r}, got none: run `recollect reproduce` first")
     text = write_document(found, output) if output.suffix.lower() == ".md" else build_page(found)
     write_atomically(output, text.encode())
-    Console().print(f"The page: {output}", soft_wrap=True)
+    say(f"The page: {output}")
 
 
 @app.command()
@@ -157,24 +157,44 @@ def datasets() -> None:
         where = "bundled" if name == "digits" else str(path) if path else "fetched from OpenML when first used"
         source = SOURCES.get(name)
         rows, classes = (f"{source.rows:,}", str(source.n_classes)) if source else ("1,797", "10")
-        table.add_row(name, rows, classes, where)
+        table.add_row(name, rows, classes, cell(where))
     Console().print(table)
 
 
 add_commands(app)
 
 
+_INTERRUPTED = dict.fromkeys(("run", "reproduce"), "results so far are kept: the same command goes on from there")
+_NO_MEMORY = "there must be memory enough for this, got no more: pass a smaller --memory-limit or a smaller --size"
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; bad input ends with exit code 2 and one line."""
+    """Run a command; bad input ends with exit code 2 and one line, an interrupt with 130 and one line."""
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    stopped = _INTERRUPTED.get(arguments[0], "nothing was changed")
+    wrong: str | None = None
+    code = 2
     try:
-        code = app(args=(sys.argv[1:] if arguments is None else arguments) or ["--help"], standalone_mode=False)
+        code = app(args=arguments, standalone_mode=False) or 0
     except UsageError as error:
-        typer.echo(f"recollect: {error.format_message()}", err=True)  # type: ignore[attr-defined]
-        code = 2
+        wrong = error.format_message()  # type: ignore[attr-defined]
     except (ValueError, OSError) as error:
-        typer.echo(f"recollect: {error}", err=True)
-        code = 2
+        wrong = str(error)
+    except MemoryError:
+        wrong = _NO_MEMORY
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" not in str(error):  # which is how torch says that there is no memory
+            raise
+        wrong = _NO_MEMORY
+    except Interrupted as stop:
+        code, stopped = _INTERRUPT, str(stop)
     except (KeyboardInterrupt, typer.Abort):
-        typer.echo("recollect: stopped", err=True)
-        code = 130
-    sys.exit(code or 0)
+        code = _INTERRUPT
+    if code == _INTERRUPT:
+        wrong = f"interrupted: {stopped}"
+    if wrong is not None:
+        say(f"recollect: {wrong}", err=True)
+    sys.exit(code)
+
+
+_INTERRUPT = 130  # what a shell calls it, and typer answers with

@@ -1,20 +1,34 @@
 """What a matrix of accuracies says.
 
-In all of these, `matrix[i, j]` is the accuracy on task j after learning task i, with as many rows as columns.
+In all of these, `matrix[i, j]` is the accuracy on task j after learning task i, with as many rows as columns: a tensor,
+an array or nested lists.
 """
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """The share of examples whose largest output is the target."""
-    if not len(targets):
-        raise ValueError("accuracy needs at least one example, got none")
+def accuracy(outputs: Any, targets: Any) -> float:
+    """The share of examples whose largest output is the target.
+
+    Example:
+        >>> accuracy([[0.9, 0.1], [0.3, 0.7]], [0, 0])
+        0.5
+    """
+    outputs, targets = _as_tensor(outputs, "outputs"), _as_tensor(targets, "targets")
+    if outputs.ndim != 2 or targets.shape != outputs.shape[:1]:
+        raise ValueError(
+            "outputs must have a row and targets a number for each example, "
+            f"got shapes {tuple(outputs.shape)} and {tuple(targets.shape)}"
+        )
+    if not outputs.numel():
+        raise ValueError("accuracy needs at least one example and one class, got none")
     return float((outputs.argmax(1) == targets.to(outputs.device)).double().mean())
 
 
-def final_accuracy(matrix: Tensor) -> float:
+def final_accuracy(matrix: Any) -> float:
     """Mean over all tasks after the last one.
 
     Example:
@@ -25,22 +39,24 @@ def final_accuracy(matrix: Tensor) -> float:
     return float(_checked(matrix)[-1].mean())
 
 
-def average_accuracy(matrix: Tensor) -> float:
+def average_accuracy(matrix: Any) -> float:
     """Mean over time of the mean over the tasks learned by then."""
     matrix = _checked(matrix)
     return sum(float(matrix[i, : i + 1].mean()) for i in range(len(matrix))) / len(matrix)
 
 
-def forgetting(matrix: Tensor) -> float:
-    """How far tasks have fallen below their best, on average over all but the last (Chaudhry et al. 2018)."""
+def forgetting(matrix: Any) -> float:
+    """How far tasks have fallen below the best they ever were, on average over all but the last.
+
+    The best is over all earlier times, also those before the task was learned (Chaudhry et al. 2018, Eq. 3).
+    """
     matrix = _checked(matrix)
     if len(matrix) == 1:
         return 0.0
-    best = torch.stack([matrix[j:-1, j].max() for j in range(len(matrix) - 1)])
-    return float((best - matrix[-1, :-1]).mean())
+    return float((matrix[:-1, :-1].amax(0) - matrix[-1, :-1]).mean())
 
 
-def backward_transfer(matrix: Tensor) -> float:
+def backward_transfer(matrix: Any) -> float:
     """How later tasks changed earlier ones, on average (Lopez-Paz and Ranzato 2017); negative means forgetting."""
     matrix = _checked(matrix)
     if len(matrix) == 1:
@@ -48,9 +64,9 @@ def backward_transfer(matrix: Tensor) -> float:
     return float((matrix[-1, :-1] - matrix.diagonal()[:-1]).mean())
 
 
-def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
+def forward_transfer(matrix: Any, untrained: Any) -> float:
     """How much earlier tasks help later ones before they are learned, against an untrained model's accuracies."""
-    matrix = _checked(matrix)
+    matrix, untrained = _checked(matrix), _as_tensor(untrained, "untrained").double()
     if untrained.shape != matrix[0].shape:
         raise ValueError(
             f"untrained must hold one accuracy for each of the {len(matrix)} tasks, got shape {tuple(untrained.shape)}"
@@ -61,7 +77,18 @@ def forward_transfer(matrix: Tensor, untrained: Tensor) -> float:
     return float((ahead - untrained[1:]).mean())
 
 
-def _checked(matrix: Tensor) -> Tensor:
+def _checked(values: Any) -> Tensor:
+    matrix: Tensor = _as_tensor(values, "the accuracy matrix")
     if matrix.ndim != 2 or not len(matrix) or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"the accuracy matrix must have a row and a column per task, got shape {tuple(matrix.shape)}")
     return matrix.double()
+
+
+def _as_tensor(values: Any, what: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{what} must be numbers in rows of equal length, got {type(values).__name__}") from None
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise ValueError(f"{what} must be a dense tensor with values, got a sparse one or one without values")
+    return tensor

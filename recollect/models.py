@@ -100,14 +100,3 @@ def resnet18(n_classes: int, in_channels: int = 3) -> ResNet:
         11181642
     """
     return ResNet([2, 2, 2, 2], n_classes, in_channels)
-
-
-def is_only_linear(model: nn.Module) -> bool:
-    """Whether all parameters belong to linear layers: such networks are small enough to gain from being stacked.
-
-    Example:
-        >>> is_only_linear(mlp(3, 2)), is_only_linear(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2)))
-        (True, False)
-    """
-    owners = [module for module in model.modules() if next(module.parameters(recurse=False), None) is not None]
-    return all(type(owner) is nn.Linear for owner in owners)

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -20,31 +22,27 @@ class Bar:
     def advance(self, steps: float = 1) -> None:
         """Report `steps` more steps as done."""
 
-    def describe(self, description: str) -> None:
-        """Say what is being done now."""
-
 
 class _RichBar(Bar):
-    def __init__(self, progress: Progress, task: int) -> None:
+    def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
 
     def advance(self, steps: float = 1) -> None:
-        self._progress.advance(self._progress.tasks[self._task].id, steps)
-
-    def describe(self, description: str) -> None:
-        self._progress.update(self._progress.tasks[self._task].id, description=description)
+        self._progress.advance(self._task, steps)
 
 
 @contextmanager
 def progress_bar(description: str, total: int, *, show: bool = True) -> Iterator[Bar]:
-    """A bar on standard error for `total` steps; nothing at all if that is not a terminal.
+    """A bar on standard error, or in a notebook, for `total` steps; nothing at all where nobody watches.
 
     Example:
         >>> with progress_bar("choosing", total=2, show=False) as bar:
         ...     bar.advance()
     """
     console = Console(stderr=True)
-    if not (show and console.is_terminal):
+    # In a notebook rich draws by way of ipywidgets, and warns at every step where there are none.
+    watched = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
+    if not (show and watched):
         yield Bar()
         return
     columns = (
@@ -56,5 +54,4 @@ def progress_bar(description: str, total: int, *, show: bool = True) -> Iterator
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(description, total=total)
-        yield _RichBar(progress, progress.task_ids.index(task))
+        yield _RichBar(progress, progress.add_task(description, total=total))

@@ -153,7 +153,7 @@ class Decoder(nn.Module):
             a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
             h = h + mix(a.transpose(1, 2).flatten(2))
             h = h + self.downs[i](F.silu(self.ups[i](self.norms[2 * i + 1](h))))
-        return (self.norms[-1](h) @ self.words.weight.T)[:, -1]
+        return (self.norms[-1](h) @ self.words.weight.T)[:, -1]  # type: ignore[no-any-return]
 
 
 class Patches(nn.Module):

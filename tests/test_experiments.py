@@ -15,20 +15,23 @@ import recollect as rc
 from recollect.cli import main
 from recollect.datasets import Dataset, Examples
 from recollect.experiments import (
+    CONTENDERS,
     DEFAULT_STREAMS,
     LEARNERS,
-    MEMORIES,
     TARGETS,
     Experiment,
     Store,
     estimate_seconds,
+    make_model_for,
     open_store,
     paper_results,
     reproduce,
     run,
 )
-from recollect.experiments.experiment import make_memory
-from recollect.experiments.runner import grouped, run_group
+from recollect.experiments.experiment import make_stream
+from recollect.experiments.group import run_group
+from recollect.experiments.recordings import ELSEWHERE, decisive_sources
+from recollect.experiments.runner import grouped
 from tests.conftest import assert_refused, needs_data
 
 
@@ -44,7 +47,7 @@ def test_all_memories_and_learners_run_on_every_data_set(name: str) -> None:
     """Every memory with one learner and every learner with one memory, on a slice, for one epoch."""
     dataset = slice_of(name)
     rows = 20 if name == "cifar-10" else 120
-    pairs = [("gdumb", memory) for memory in MEMORIES] + [(learner, "recollect") for learner in LEARNERS]
+    pairs = [("gdumb", memory) for memory in CONTENDERS] + [(learner, "recollect") for learner in LEARNERS]
     for learner, memory in pairs:
         options: dict[str, object] = {}
         if name == "cifar-10" and memory.startswith(("gmc", "recollect")):  # a ResNet-18 on one thread
@@ -81,7 +84,7 @@ def test_dark_replay_on_split_mnist_works_with_any_memory(memory: str) -> None:
         ({"dataset": "imagenet"}, "dataset must be one of digits"),
         ({"memory": "elephant"}, "memory must be one of recollect"),
         ({"stream": "river"}, "stream must be one of class-incremental, rotated, sorted, got 'river'"),
-        ({"rows": 0}, "rows must be at least 1, got 0"),
+        ({"rows": 0}, "rows must be a whole number of at least 1, got 0"),
     ],
 )
 def test_bad_experiments_are_refused(fields: dict[str, object], message: str) -> None:
@@ -123,7 +126,7 @@ def test_run_keeps_results_and_does_not_repeat_them(
     ("arguments", "message"),
     [
         (["run", "--memory", "elephant"], "memory must be one of recollect"),
-        (["run", "--size", "0"], "capacity must be a whole number of at least 1, got 0"),
+        (["run", "--size", "0"], "size must be a whole number of at least 1, got 0"),
         (["run", "--epochs", "0"], "epochs must be a whole number of at least 1, got 0"),
         (["run", "--size", "many"], "Invalid value for '--size'"),
         (["run", "--results", "."], "results are kept in a file, got the folder"),
@@ -155,7 +158,7 @@ def test_datasets_lists_what_is_here_and_where(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize("memory", ["gmc", "gmc-last-layer", "gmc-local"])
 def test_lambda_is_the_papers_for_embeddings_that_are_not_divided_by_the_root_of_s(memory: str) -> None:
-    options = make_memory(Experiment("gdumb", "digits", memory, 10), lambda: rc.models.mlp(64, 10)).options()
+    options = CONTENDERS[memory].options
     assert options["regularization"] * options.get("inits", 1) == 0.5
     assert options["dim"] * options.get("inits", 1) == 10_000  # as many numbers per example
 
@@ -164,13 +167,23 @@ def results_of(group: tuple[Experiment, ...], folder: Path | None = None) -> lis
     return [result for results in run_group(group, folder=folder) for result in results]
 
 
-def test_a_group_gives_what_its_experiments_give_alone() -> None:
-    group = tuple(Experiment("gdumb", "digits", "recollect", size, epochs=2, rows=300) for size in (10, 25))
-    together = results_of(group)
-    alone = [run(experiment) for experiment in group]
-    for one, other in zip(together, alone, strict=True):
-        timeless = [{k: v for k, v in r.items() if not k.startswith("seconds")} for r in (one, other)]
-        assert timeless[0] == timeless[1]
+@pytest.mark.parametrize("memory", ["recollect", "gmc-last-layer"])
+def test_a_run_is_what_learner_and_memory_do_by_hand(memory: str) -> None:
+    """Sizes share an embedding and learners are shown recordings; the outcome is that of the plain loop."""
+    dataset = rc.datasets.load("digits")
+    make_model = make_model_for(dataset)
+    (group,) = grouped(Experiment("er", "digits", memory, s, seed=1, epochs=2, rows=300) for s in (10, 25))
+    for experiment, result in zip(group, results_of(group), strict=True):
+        kept = rc.GradientMatching(make_model, experiment.size, seed=1, **CONTENDERS[memory].options)
+        by_hand = rc.ExperienceReplay(make_model, kept, epochs=2, seed=1)
+        stream = make_stream(experiment, dataset)
+        for batch in stream.batches:
+            by_hand.observe(*batch)
+        assert result["kept_ids"] == kept.batch.ids.tolist()
+        assert result["kept_weights"] == pytest.approx(kept.batch.weights.tolist(), abs=6e-4)
+        assert result["fitted_error"] == pytest.approx(kept.error, abs=1e-6)
+        accuracy = 100 * rc.metrics.accuracy(by_hand.predict(stream.test.inputs), stream.test.targets)
+        assert result["final_accuracy"] == pytest.approx(accuracy, abs=0.6)  # two of 360 digits
 
 
 @pytest.mark.parametrize(("learner", "memory"), [("gdumb", "gss"), ("er", "recollect"), ("der", "reservoir")])
@@ -256,13 +269,26 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
         assert one["seconds_of"]["choose"] == other["seconds_of"]["choose"] > 0
         assert other["seconds"] == pytest.approx(other["seconds_of"]["observe"] + other["seconds_of"]["test"], abs=0.02)
 
-    damaged, intact = sorted(tmp_path.iterdir())
-    damaged.write_bytes(intact.read_bytes()[:-50])
-    assert results_of(group("gdumb"), tmp_path)[0]["kept_ids"] == gdumb[0]["kept_ids"]
+    damaged, _ = sorted(tmp_path.iterdir())
+    content = bytearray(damaged.read_bytes())
+    content[-100] ^= 1  # one bit of one weight
+    damaged.write_bytes(content)
+    assert results_of(group("gdumb"), tmp_path)[0]["kept_weights"] == gdumb[0]["kept_weights"]
     assert updates == [10, 30] * 5 + [10] * 5
     changed = Experiment("gdumb", "digits", "recollect", 10, epochs=1, rows=201)
     results_of((changed,), tmp_path)
     assert updates[-5:] == [10] * 5 and len(updates) == 20  # another stream, another choice
+
+
+def test_files_without_a_say_are_told_by_their_path(tmp_path: Path) -> None:
+    names = ["memories/store.py", "memories/learners/one.py", "experiments/experiment.py", "batch.py"]
+    others = ["experiments/store.py", "experiments/group.py", "learners/gdumb.py", "cli.py", "batch.pyc"]
+    for name in [*names, *others]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert sorted(name for name, _ in decisive_sources(tmp_path)) == sorted(names)
+    package = Path(rc.__file__).parent
+    assert all((package / name).exists() for name in ELSEWHERE)  # so that a file that moves is not forgotten
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,3 +1,5 @@
+import inspect
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -162,7 +164,7 @@ def test_another_architecture_is_refused_on_resuming(tmp_path: Path) -> None:
     memory.update(inputs, targets)
     memory.save(tmp_path)
     loaded = rc.load_memory(tmp_path, partial(rc.models.mlp, 4, 3))
-    with pytest.raises(ValueError, match="make_model must draw the models that the memory was made with"):
+    with pytest.raises(ValueError, match="make_model must draw the models that were drawn before"):
         loaded.update(inputs, targets)
     assert loaded.seen == 20
 
@@ -183,6 +185,32 @@ def test_functions_must_be_passed_again_on_loading(tmp_path: Path) -> None:
     assert torch.equal(memory.batch.ids, resumed.batch.ids)
 
 
-def test_unknown_options_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"options must be among batch_size, .*, got 'lambda_'"):
-        rc.GradientMatching(make_model, 5, lambda_=3)  # type: ignore[call-arg]
+@pytest.mark.parametrize("function", [rc.select, rc.GradientMatching])
+def test_all_options_are_visible_with_the_defaults_of_what_they_are_passed_to(function: Callable[..., object]) -> None:
+    shown = inspect.signature(function).parameters
+    for passed_to in (rc.GradientEmbedding, rc.pursue):
+        for name, parameter in inspect.signature(passed_to).parameters.items():
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in ("target", "count"):
+                assert shown[name].default == parameter.default, name
+                assert f"        {name}: " in (function.__doc__ or "")
+
+
+def test_several_memories_share_an_embedding() -> None:
+    embedding = rc.GradientEmbedding(make_model, inits=2, seed=3)
+    sharing = [rc.GradientMatching(embedding, size) for size in (5, 9)]
+    alone = [rc.GradientMatching(make_model, size, inits=2, seed=3) for size in (5, 9)]
+    for first in (0, 30):
+        inputs, targets = examples(30, seed=first)
+        candidates = embedding.dictionary(inputs, targets)
+        for memory, other in zip(sharing, alone, strict=True):
+            memory.update(inputs, targets, candidates=candidates)
+            other.update(inputs, targets)
+    for memory, other in zip(sharing, alone, strict=True):
+        assert torch.equal(memory.batch.ids, other.batch.ids)
+        assert torch.equal(memory.batch.weights, other.batch.weights)
+    with pytest.raises(ValueError, match="candidates must be those of the 30 examples, got 7"):
+        sharing[0].update(*examples(30), candidates=embedding.dictionary(*examples(7)))
+    with pytest.raises(ValueError, match="inits must be set where the embedding is made"):
+        rc.GradientMatching(embedding, 5, inits=3)
+    with pytest.raises(ValueError, match="candidates must be made by the memory's own embedding"):
+        rc.GradientMatching(make_model, 5).update(*examples(7), candidates=embedding.dictionary(*examples(7)))

@@ -328,8 +328,3 @@ def test_the_local_target_is_the_weighted_kept_plus_what_arrived() -> None:
     memory.update(inputs[8:], targets[8:], model=model)
     coreset = rc.select(lambda: copy.deepcopy(model), inputs, targets, 10, inits=1, dim=50)
     assert sorted(coreset.indices.tolist()) == memory.batch.ids.tolist()
-
-
-def test_options_about_initialisation_have_no_meaning_for_the_local_memory() -> None:
-    with pytest.raises(ValueError, match="inits has no meaning"):
-        rc.LocalGradientMatching(5, inits=3)

@@ -17,7 +17,7 @@ HOSTILE = '</script><script>window.hacked = true</script><img src=x onerror="win
 
 RESULTS: list[dict[str, Any]] = [
     result(
-        learner=learner, dataset=dataset, memory=memory, size=size, seed=seed, stream="sorted",
+        learner=learner, dataset=dataset, memory=memory, size=size, seed=seed,
         final_accuracy=60.0 + seed + size / 1000 + 5 * (memory == "gmc"), seconds=10.0,
         seconds_of={"observe": 6.0, "test": 4.0}, versions={"torch": "2"},
     )
@@ -28,10 +28,10 @@ RESULTS: list[dict[str, Any]] = [
     for seed in (0, 1)
 ]  # fmt: skip
 RESULTS += [
-    result(dataset="digits", memory="reservoir", stream="class-incremental", size=20, seed=0,
+    result(dataset="digits", memory="reservoir", size=20, seed=0,
            kept_ids=[1, 5, 700], kept_weights=[1.0, 2.0, 3.0]),
-    result(memory=HOSTILE, stream="sorted", options={HOSTILE: 1}, versions={HOSTILE: "1"}),
-    result(memory=HOSTILE, stream="sorted", seed=9),
+    result(memory=HOSTILE, options={HOSTILE: 1}, versions={HOSTILE: "1"}),
+    result(memory=HOSTILE, seed=9),
 ]  # fmt: skip
 
 
@@ -61,6 +61,33 @@ def test_tables_differences_and_pictures_are_there() -> None:
     assert "GMC less Reservoir" in page
     assert "The 3 examples of digits kept by reservoir" in page
     assert "What choosing costs" in page
+
+
+def test_runs_that_depart_from_the_paper_are_listed_and_counted_nowhere(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("RECOLLECT_DATA", str(tmp_path))
+    plain = [
+        result(learner="gdumb", dataset="mnist", memory=m, size=200, seed=s)
+        for m in ("gmc", "reservoir")
+        for s in (0, 1)
+    ]
+    changes: list[dict[str, Any]] = [{"stream": "class-incremental"}, {"epochs": 3}, {"rows": 10}]
+    odd = [
+        result(learner=learner, dataset="digits" if learner == "gdumb" else "mnist", memory="reservoir", size=20,
+               final_accuracy=99.0, kept_ids=[3], kept_weights=[1.0], seconds_of={"observe": 1.0}, **change)
+        for learner in ("gdumb", "er")
+        for change in changes
+        if learner == "er" or change != {"stream": "class-incremental"}
+    ]  # fmt: skip
+    for text in (build_page([*plain, *odd], only_digits), write_document([*plain, *odd], tmp_path / "page.md")):
+        assert "99.00" not in text
+        assert "The 1 examples of digits" not in text
+        assert "Experience replay, MNIST" not in text.split("Not run")[0]
+        for told in ("stream=class-incremental", "epochs=3", "rows=10"):
+            assert f"er, mnist, reservoir: {told} (1)" in text
+    page = build_page([*plain, *odd], only_digits)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None
+    assert {point["learner"] for point in json.loads(data[1])["points"]} == {"gdumb"}
 
 
 def test_the_command_writes_the_page_or_says_what_is_missing(

@@ -20,7 +20,7 @@ def test_matching_error_is_the_objective_at_fresh_initialisations() -> None:
     measured = rc.matching_error(make_model, (inputs, LABELS), coreset, inits=3, batch_size=2, seed=5)
 
     embedding = rc.GradientEmbedding(make_model, inits=3, projection=None)
-    embedding.statistics = [{}, {}, {}]
+    embedding.prepared = embedding.prepare(inputs, LABELS)
     seeds = [rc.randomness.derive_seed(5, "fresh model", s) for s in range(3)]  # type: ignore[attr-defined]
     embedding._model = lambda s: rc.embedding.draw_model(make_model, seeds[s])  # type: ignore[method-assign, attr-defined]
     G = gradients_by_torch_func(embedding, inputs, LABELS).double()

@@ -3,7 +3,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,14 +25,16 @@ def filled() -> rc.Reservoir:
 
 def damage(folder: Path, how: str) -> None:
     tensors = next(folder.glob("*.safetensors"))
-    document = json.loads((folder / "memory.json").read_text())
+    path = folder / "memory.json"
     match how:
         case "no json":
-            (folder / "memory.json").unlink()
+            path.unlink()
         case "truncated json":
-            (folder / "memory.json").write_bytes((folder / "memory.json").read_bytes()[:40])
+            path.write_bytes(path.read_bytes()[:40])
         case "other json":
-            (folder / "memory.json").write_text("[1, 2]")
+            path.write_text("[1, 2]")
+        case "older version":
+            path.write_text(json.dumps({"format": "recollect memory", "version": 1, "memory": "Reservoir"}, indent=2))
         case "no tensors":
             tensors.unlink()
         case "truncated tensors":
@@ -44,27 +49,36 @@ def damage(folder: Path, how: str) -> None:
                 "no version": {"version": None},
                 "a path": {"tensors": "../../secret.safetensors"},
                 "unknown memory": {"memory": "os.system"},
-                "missing field": {"options": None},
+                "no options": {"options": None},
                 "bad capacity": {"capacity": "many"},
+                "no capacity": {"capacity": 0},
+                "a boolean": {"seen": True},
+                "another form": {"inputs": {"kind": "tensor", "names": [7]}},
+                "other inputs": {"inputs": {"kind": "dict", "names": ["x"]}},
             }
-            (folder / "memory.json").write_text(json.dumps(document | changes[how]))
+            path.write_bytes(files.seal(files.unseal(path.read_bytes(), "it") | changes[how]))
 
 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ("no json", "must hold a file memory.json, got none"),
-        ("truncated json", "must be a JSON file"),
-        ("other json", "must describe a recollect memory"),
+        ("truncated json", "its checksum says otherwise"),
+        ("other json", "its checksum says otherwise"),
         ("no tensors", "which is missing: it is incomplete"),
         ("truncated tensors", "damaged or truncated"),
         ("changed tensors", "damaged or truncated"),
-        ("newer version", "must be of format version 1 or older, got 99: update recollect"),
-        ("no version", "must be of format version 1 or older, got None"),
+        ("older version", "must be of format version 2, got 1: an older recollect wrote it"),
+        ("newer version", "must be of format version 2, got 99: update recollect"),
+        ("no version", "must be of format version 2, got None"),
         ("a path", "must name a tensor file of its folder, got '../../secret.safetensors'"),
-        ("unknown memory", "does not fit together"),
-        ("missing field", "does not fit together"),
-        ("bad capacity", "capacity must be a whole number"),
+        ("unknown memory", "os.system"),
+        ("no options", "must hold an object at options, got None"),
+        ("bad capacity", "must hold a whole number at capacity, got 'many'"),
+        ("no capacity", "must hold a capacity of at least 1"),
+        ("a boolean", "must hold a whole number at seen, got True"),
+        ("another form", "must hold text at inputs.names[0], got 7"),
+        ("other inputs", "must come with the tensor 'inputs.x', which is missing"),
     ],
 )
 def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path: Path, how: str, message: str) -> None:
@@ -75,9 +89,33 @@ def test_a_damaged_folder_is_refused_in_one_sentence(tmp_path: Path, how: str, m
     assert message in str(caught.value)
 
 
+def test_no_flipped_bit_is_accepted(tmp_path: Path) -> None:
+    filled().save(tmp_path)
+    path = tmp_path / "memory.json"
+    content = path.read_bytes()
+    for bit in range(0, 8 * len(content), 7):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(ValueError, match=r"^[^\n]*$"):
+            rc.load_memory(tmp_path)
+
+
+def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
+    class Odd(rc.Reservoir):
+        def options(self) -> dict[str, object]:
+            return {"odd": {1, 2}}
+
+    memory = Odd(5)
+    memory.update(torch.zeros(3, 1), torch.zeros(3))
+    with pytest.raises(ValueError, match="must be plain data to be saved"):
+        memory.save(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
+
+
 def test_a_folder_holds_no_pickle(tmp_path: Path) -> None:
     filled().save(tmp_path)
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".safetensors"]
+    assert sorted(path.suffix or path.name for path in tmp_path.iterdir()) == [".json", ".safetensors", "lock"]
 
 
 def test_saving_to_a_file_is_refused(tmp_path: Path) -> None:
@@ -110,7 +148,7 @@ def test_a_failure_while_writing_leaves_the_old_state(
     assert rc.load_memory(tmp_path).seen == 20
     memory.save(tmp_path)
     assert rc.load_memory(tmp_path).seen == 23
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 _SAVE_FOREVER = """
@@ -142,3 +180,139 @@ def test_a_kill_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> None:
         assert len(memory) == min(200, seen)
         assert isinstance(memory.batch.inputs, torch.Tensor)
         assert torch.equal(memory.batch.inputs[:, 0].long(), memory.batch.ids // 10 * 10)
+
+
+def test_saves_and_loads_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Threads and processes save to one folder, while others read it without a lock."""
+    memories = [rc.Reservoir(50, seed=seed) for seed in range(3)]
+    for seed, memory in enumerate(memories):
+        memory.update(torch.full((100 + seed, 4), float(seed)), torch.arange(100 + seed))
+    memories[0].save(tmp_path)
+    command = [sys.executable, "-c", _SAVE_FOREVER, str(tmp_path)]
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def repeat(action: Callable[[], object]) -> None:
+        try:
+            while not stop.is_set():
+                action()
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    saves = [partial(memory.save, tmp_path) for memory in memories]
+    threads = [
+        threading.Thread(target=repeat, args=(action,)) for action in [*saves, partial(rc.load_memory, tmp_path)]
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for thread in threads:
+            thread.start()
+        for _ in range(60):
+            assert rc.load_memory(tmp_path).seen
+            other.stdout.readline()
+        stop.set()
+        other.kill()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    memories[1].save(tmp_path)
+    assert rc.load_memory(tmp_path).seen == 101
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_reader_that_comes_late_reads_what_was_saved_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled().save(tmp_path)
+    later = filled()
+    later.update(torch.zeros(3, 1), torch.zeros(3, dtype=torch.long))
+    described = storage._described
+    saved: list[bool] = []
+
+    def interrupted(content: bytes, what: str) -> dict[str, object]:
+        if not saved:
+            saved.append(True)
+            later.save(tmp_path)
+        return described(content, what)
+
+    monkeypatch.setattr(storage, "_described", interrupted)
+    assert rc.load_memory(tmp_path).seen == 23
+
+
+# Files
+
+
+def test_a_temporary_file_follows_no_link_and_is_never_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the name could be foreseen, a link that lies there is not followed."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda n: "0" * 2 * n)
+    (tmp_path / f".recollect-{'0' * 16}.tmp").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        files.write_atomically(tmp_path / "out", b"new")
+    assert victim.read_text() == "precious"
+    monkeypatch.undo()
+    with files.replacing(tmp_path / "out") as one, files.replacing(tmp_path / "out") as two:
+        assert one.name != two.name
+        one.write(b"1")
+        two.write(b"2")
+    assert (tmp_path / "out").read_bytes() == b"1"
+
+
+def test_the_mode_of_what_is_replaced_is_kept(tmp_path: Path) -> None:
+    private, shared = tmp_path / "private", tmp_path / "shared"
+    for path, mode in ((private, 0o600), (shared, 0o664)):
+        path.touch()
+        path.chmod(mode)
+        files.write_atomically(path, b"new")
+        assert path.stat().st_mode & 0o777 == mode
+    files.write_atomically(tmp_path / "fresh", b"new")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "fresh").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_what_a_kill_left_behind_goes_with_the_next_writing(tmp_path: Path) -> None:
+    old, young, other = (
+        tmp_path / name for name in (f".recollect-{'a' * 16}.tmp", f".recollect-{'b' * 16}.tmp", ".x.tmp")
+    )
+    for path in (old, young, other):
+        path.touch()
+    os.utime(old, (0, 0))
+    files.write_atomically(tmp_path / "out", b"new")
+    assert not old.exists()
+    assert young.exists() and other.exists()  # one may still be written to, the other is not ours
+
+
+def test_names_of_any_length_can_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 251 + ".csv")
+    files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_a_lock_is_no_link_and_ends_with_its_process(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(ValueError, match="a lock must be a plain file, got the link"), files.locked(tmp_path / "link"):
+        pass
+    assert not (tmp_path / "outside").exists()
+    code = "import sys, time\nfrom pathlib import Path\nfrom recollect.files import locked\n"
+    code += "with locked(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        told: list[bool] = []
+
+        def busy() -> None:
+            told.append(True)
+            other.kill()
+
+        with files.locked(tmp_path / "lock", busy):
+            assert told
+
+
+def test_deep_json_is_refused_in_one_sentence() -> None:
+    content = b'{\n "a": ' + b"[" * 200_000 + b"]" * 200_000
+    sealed = content + b',\n "checksum": "' + files.checksum(content).encode() + b'"\n}\n'
+    with pytest.raises(ValueError, match="it must hold a JSON object"):
+        files.unseal(sealed, "it")

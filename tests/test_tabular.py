@@ -8,19 +8,33 @@ import signal
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
 
 from recollect.cli import main
-from recollect.tabular import Settings, Store, find_files, fit_encoding, parse_bytes, pieces, select_rows, write_table
+from recollect.files import checksum, seal, unseal
+from recollect.tabular import (
+    WRITTEN,
+    Settings,
+    Store,
+    find_files,
+    fit_encoding,
+    parse_bytes,
+    pieces,
+    select_rows,
+    write_table,
+)
 from recollect.tabular.encoding import Drift
+from recollect.tabular.memory import conform
 
 
 def make_table(n: int = 120, seed: int = 0, shift: float = 0.0) -> pa.Table:
@@ -283,29 +297,181 @@ def test_a_second_update_waits_or_says_so(tmp_path: Path, capsys: pytest.Capture
     assert run("update", tmp_path / "s", path, "--no-wait") == 0
 
 
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change a sealed document and seal it again, as somebody would who knows how."""
+    path.write_bytes(seal(unseal(path.read_bytes(), "it") | changes))
+
+
+def rebind(folder: Path) -> None:
+    """Let current.json hold the checksum of the state as it is now."""
+    number = unseal((folder / "current.json").read_bytes(), "it")["number"]
+    rewrite(folder / "current.json", state=checksum((Store(folder).generation(number) / "state.json").read_bytes()))
+
+
+def two_files(folder: Path, **settings: Any) -> Store:
+    """A store that has taken two files."""
+    store = make_store(folder / "s", **settings)
+    for i in range(2):
+        store.update([save(make_table(60, seed=i), folder / f"{i}.parquet")])
+    return store
+
+
 def test_damaged_stores_are_refused_and_nothing_leads_out_of_the_folder(tmp_path: Path) -> None:
-    store = make_store(tmp_path / "s")
-    store.update([save(make_table(), tmp_path / "a.parquet")])
-    generation = store._current()
-    assert generation is not None
-    outside = tmp_path / "generation-000009"
-    outside.mkdir()
+    folder = two_files(tmp_path).folder
+    generation = "generation-000002"
+    state = unseal((folder / generation / "state.json").read_bytes(), "it")
     for name, content, message in [
-        ("current.json", b'{"generation": "../generation-000009"}', "must name a generation"),
-        ("current.json", b"{", "damaged"),
-        (f"{generation.name}/rows.arrow", b"ARROW1", "content it was saved with"),
-        (f"{generation.name}/state.json", b"[]", "damaged"),
-        (f"{generation.name}/state.json", b'{"files": [], "encoding": {}, "rows_hash": ""}', "must"),
-        ("store.json", b'{"format": "recollect store", "version": 99}', "version"),
-        ("store.json", b'{"format": "recollect store", "version": 1, "settings": {"target": 1}}', "settings"),
+        ("current.json", seal({"number": 2, "state": None}), "must point at its latest generation"),
+        ("current.json", seal({"number": "../../2", "state": "0"}), "a whole number at number"),
+        ("current.json", b"{", "checksum says otherwise"),
+        (f"{generation}/rows.arrow", b"ARROW1", "content it was saved with"),
+        (f"{generation}/state.json", b"[]", "content it was saved with"),
+        (f"{generation}/state.json", seal(state | {"outputs": 17}), "content it was saved with"),
+        ("store.json", seal({"format": "recollect store", "version": 99}), "version 2, got 99: update recollect"),
+        ("store.json", b'{\n  "format": "recollect store",\n  "version": 1,\n', "an older recollect wrote"),
+        ("store.json", seal({"format": "recollect store", "version": 2, "settings": {"target": 1}}), "settings"),
     ]:
-        path = tmp_path / "s" / name
+        path = folder / name
         good = path.read_bytes()
         path.write_bytes(content)
         with pytest.raises(ValueError, match=message):
-            Store(tmp_path / "s").load()
+            Store(folder).load()
         path.write_bytes(good)
-    assert Store(tmp_path / "s").load().memory.seen == 120
+    assert Store(folder).load().memory.seen == 120
+
+
+def test_a_store_that_lost_its_pointer_is_not_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = two_files(tmp_path).folder
+    rows = Store(folder).load().table()
+    for lost in (["current.json"], ["latest.json"], ["current.json", "latest.json"], ["store.json"]):
+        for name in lost:
+            (folder / name).unlink()
+        before = files_of(folder)
+        for command in (("update", folder, tmp_path / "0.parquet"), ("inspect", folder)):
+            assert run(*command) == 2
+            assert capsys.readouterr().err.count("\n") == 1
+        assert files_of(folder) == before
+        assert run("recover", folder) == 0
+        assert "goes on from generation 2: 20 rows kept of 120 seen in 2 files" in capsys.readouterr().out
+        assert Store(folder).load().table().equals(rows)
+    assert run("recover", folder) == 0
+    assert "was whole, nothing was changed" in capsys.readouterr().out
+    assert run("update", folder, tmp_path / "0.parquet") == 0
+    assert "taken before" in capsys.readouterr().out
+    make_store(tmp_path / "new")
+    (tmp_path / "new" / "current.json").unlink()
+    assert run("update", tmp_path / "new", tmp_path / "0.parquet") == 2  # not even when nothing was taken yet
+
+
+def test_recovering_goes_back_to_the_newest_generation_that_is_whole(tmp_path: Path, capsys: Any) -> None:
+    folder = two_files(tmp_path).folder
+    (folder / "generation-000002" / "rows.arrow").write_bytes(b"ARROW1")
+    assert run("recover", folder, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["number"] == 1
+    assert Store(folder).load().memory.seen == 60
+    assert Store(folder).update([tmp_path / "1.parquet"])[0].seen == 120
+    for path in folder.glob("generation-*/state.json"):
+        path.unlink()
+    before = files_of(folder)
+    assert run("recover", folder) == 2
+    assert "must hold a whole generation, got none" in capsys.readouterr().err
+    assert run("recover", tmp_path) == 2
+    assert files_of(folder) == before and not (tmp_path / "lock").exists()
+
+
+def test_a_pointer_that_was_set_back_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = two_files(tmp_path).folder
+    old = seal({"number": 1, "state": checksum((folder / "generation-000001" / "state.json").read_bytes())})
+    (folder / "current.json").write_bytes(old)
+    before = files_of(folder)
+    assert run("update", folder, tmp_path / "1.parquet") == 2
+    assert "must point at its latest generation, 2, got 1" in capsys.readouterr().err
+    assert files_of(folder) == before
+    (folder / "latest.json").write_bytes(seal({"number": 1}))  # a crash before naming looks like this: it is no fault
+    assert Store(folder).load().memory.seen == 60
+
+
+def test_a_state_that_still_parses_is_noticed_when_it_was_edited(tmp_path: Path) -> None:
+    """Also by somebody who mends all checksums, where the parts no longer fit one another."""
+    folder = two_files(tmp_path).folder
+    path = folder / "generation-000002" / "state.json"
+    state, good = unseal(path.read_bytes(), "it"), files_of(folder)
+    encoding = state["encoding"]
+    for changes in (
+        {"files": state["files"][:1]},
+        {"files": [state["files"][0], state["files"][1] | {"first": 7}]},
+        {"encoding": encoding | {"columns": encoding["columns"][1:]}},
+        {"encoding": encoding | {"classes": encoding["classes"][:1]}},
+        {"encoding": encoding | {"target": "color"}},
+        {"encoding": encoding | {"task": "regression"}},
+        {"outputs": 1},
+        {"number": 1},
+        {"settings": state["settings"] | {"size": 21}},
+    ):
+        rewrite(path, **changes)
+        with pytest.raises(ValueError, match="content it was saved with"):
+            Store(folder).load()
+        rebind(folder)
+        with pytest.raises(ValueError, match=r"^[^\n]*$"):
+            Store(folder).load()
+        for name, content in good.items():
+            (folder / name).write_bytes(content)
+
+
+def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = two_files(tmp_path).folder
+    (folder / "lock").unlink()
+    (folder / "lock").symlink_to(tmp_path / "outside")
+    assert run("update", folder, tmp_path / "0.parquet") == 2
+    assert "a lock must be a plain file, got the link" in capsys.readouterr().err
+    assert not (tmp_path / "outside").exists()
+
+
+def test_a_generation_is_on_disk_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = make_store(tmp_path / "s")
+    synced: list[int] = []
+    sync, replaced = os.fsync, Path.replace
+
+    def recording(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        sync(handle)
+
+    def checked(self: Path, target: Path) -> Path:
+        if target.name == "current.json":
+            new = store.generation(1)
+            assert {path.stat().st_ino for path in (store.folder, new, new / "memory")} <= set(synced)
+        return replaced(self, target)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    monkeypatch.setattr(Path, "replace", checked)
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    assert synced[-1] == store.folder.stat().st_ino
+
+
+def test_a_reader_that_updates_leave_behind_reads_the_new_generation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = two_files(tmp_path, memory="reservoir")
+    paths = [save(make_table(60, seed=i), tmp_path / f"{i}.parquet") for i in range(2, 4)]
+    held = Store._held
+
+    def late(self: Store, *arguments: Any) -> Any:
+        if paths:
+            monkeypatch.setattr(Store, "_held", held)
+            store.update([paths.pop(), paths.pop()])  # which removes what is about to be read
+        return held(self, *arguments)
+
+    monkeypatch.setattr(Store, "_held", late)
+    assert Store(tmp_path / "s").load().memory.seen == 240
+
+
+def test_a_killed_init_can_be_repeated(tmp_path: Path) -> None:
+    make_store(tmp_path / "s")
+    (tmp_path / "s" / "store.json").unlink()
+    make_store(tmp_path / "s").update([save(make_table(), tmp_path / "a.parquet")])
+    (tmp_path / "s" / "store.json").unlink()
+    with pytest.raises(ValueError, match="which holds something"):
+        make_store(tmp_path / "s")
 
 
 def test_inspect_tells_by_class_and_by_file_and_escapes_names(tmp_path: Path, capsys: Any) -> None:
@@ -414,7 +580,7 @@ def test_broken_files_get_exit_code_2_and_one_clear_line(tmp_path: Path, capsys:
             assert error.startswith("recollect: ") and error.count("\n") == 1 and len(error) < 700, (why, error)
             assert "Traceback" not in error
     assert not (tmp_path / "out.parquet").exists()
-    assert sorted(p.name for p in store.iterdir()) == ["lock", "store.json"]
+    assert sorted(p.name for p in store.iterdir()) == ["current.json", "latest.json", "lock", "store.json"]
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
@@ -449,6 +615,161 @@ def test_damaged_files_are_read_or_refused_and_nothing_else(tmp_path: Path, suff
             refused += 1
             assert "\n" not in str(error)
     assert refused > 10
+
+
+def test_brackets_within_brackets_do_not_end_the_process(tmp_path: Path) -> None:
+    good = b'{"x": 1, "note": "[[[[ \\" [[[[", "bought": "a"}\n'
+    for name, content in {
+        "one line": b'{"x": ' + b"[" * 20_000 + b"]" * 20_000 + b', "bought": "a"}\n',
+        "many lines": good + b'{"x":\n' * 20_000,
+        "after a stray quote": good + b'{"x": "\n' + b"[" * 20_000,
+        "closed too often": b"]" * 30_000 + b"\n" + b'{"a":' * 20_000,
+        "far away": good * 100_000 + b'{"a":' * 20_000,
+    }.items():
+        path = tmp_path / "deep.ndjson"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="must hold plain objects, got brackets 100 deep and more"):
+            list(pieces(path))
+        assert name
+    path.write_bytes(good * 1000 + b'{"x": 2, "note": "' + b"[" * 1000 + b'", "bought": "b"}\n')
+    assert sum(piece.num_rows for piece in pieces(path)) == 1001
+
+
+def test_a_stray_quote_and_many_columns_cost_no_more_than_their_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'x,"bought\n' + b"1,a\n" * 2_000_000)
+    start = time.monotonic()
+    with pytest.raises(ValueError, match="is a quote open"):
+        list(pieces(path))
+    names = [f"column {i}" for i in range(20_000)]
+    path.write_text(",".join(names) + "\n" + ("1," * 19_999 + "1\n") * 3)
+    [piece] = list(pieces(path))
+    backwards = piece.select(names[::-1])
+    assert conform(backwards, piece.schema, path).equals(piece)
+    assert time.monotonic() - start < 20  # before, this took minutes
+
+
+ROWS = 60
+NUMBERS = [i % 7 for i in range(ROWS)]
+DIGITS = [str(i) for i in NUMBERS]
+
+
+def unusual_columns() -> dict[str, Any]:
+    """Types that tables seldom have, and numbers that few expect."""
+    kinds = {
+        "half": pa.array(np.array(NUMBERS, np.float16)),
+        "binary": pa.array([text.encode() for text in DIGITS]),
+        "fixed": pa.array([f"{i:04d}".encode() for i in NUMBERS], pa.binary(4)),
+        "decimal": pa.array([Decimal(i) / 4 for i in NUMBERS]),
+        "large decimal": pa.array([Decimal(10) ** 70 + i for i in NUMBERS], pa.decimal256(76, 0)),
+        "time": pa.array(NUMBERS, pa.time32("s")),
+        "fine time": pa.array(NUMBERS, pa.time64("ns")),
+        "duration": pa.array(NUMBERS, pa.duration("ms")),
+        "far duration": pa.array([2**62 + i for i in NUMBERS], pa.duration("s")),
+        "zoned": pa.array(NUMBERS, pa.timestamp("ns", "Europe/Berlin")),
+        "far away": pa.array([2**62 + i for i in NUMBERS], pa.timestamp("s")),
+        "far day": pa.array([2**30 + i for i in NUMBERS], pa.date32()),
+        "interval": pa.array([(0, i, 0) for i in NUMBERS], pa.month_day_nano_interval()),
+        "view": pa.array(DIGITS, pa.string_view()),
+        "binary view": pa.array([text.encode() for text in DIGITS], pa.binary_view()),
+        "numbered": pa.array(NUMBERS).dictionary_encode(),
+        "with a hole": pa.DictionaryArray.from_arrays(pa.array([i % 3 for i in NUMBERS]), pa.array(["a", None, "b"])),
+        "viewed": pa.DictionaryArray.from_arrays(
+            pa.array([i % 3 for i in NUMBERS]), pa.array(["a", "c", "b"], pa.string_view())
+        ),
+        "runs": pa.compute.run_end_encode(pa.array(NUMBERS)),
+        "runs of text": pa.compute.run_end_encode(pa.array(DIGITS)),
+        "struct": pa.array([{"a": i} for i in NUMBERS]),
+        "map": pa.array([[("a", i)] for i in NUMBERS], pa.map_(pa.string(), pa.int64())),
+        "union": pa.UnionArray.from_sparse(
+            pa.array([i % 2 for i in NUMBERS], pa.int8()), [pa.array(NUMBERS), pa.array(DIGITS)]
+        ),
+        "null": pa.nulls(ROWS),
+        "extension": pa.ExtensionArray.from_storage(
+            pa.uuid(), pa.array([b"%016d" % i for i in NUMBERS], pa.binary(16))
+        ),
+        "text of large numbers": pa.array([f"{i}.5e160" for i in NUMBERS]),
+        "long digits": pa.array(["9" * 400 if i == 3 else str(i) for i in NUMBERS]),
+        "no date": pa.array([f"{i + 1}000-13-45" for i in NUMBERS]),
+        "infinite": pa.array([np.inf if i == 3 else i + 0.5 for i in NUMBERS]),
+    }
+    return kinds | {
+        f"{scale:g}": pa.array([(i + 0.5) * scale for i in NUMBERS]) for scale in (1e160, 2e307, 1e39, 1e-160)
+    }
+
+
+@pytest.mark.parametrize("kind", unusual_columns())
+def test_unusual_types_and_numbers_are_taken_or_refused_in_one_line(tmp_path: Path, kind: str, capsys: Any) -> None:
+    table = pa.table(
+        {"x": [float(i * i) for i in NUMBERS], "c": unusual_columns()[kind], "y": [i % 2 for i in NUMBERS]}
+    )
+    path = save(table, tmp_path / "rows.arrow")
+    for options in (["--target", "y"], ["--target", "c"], ["--target", "y", "--ignore", "c"]):
+        for suffix in WRITTEN:
+            output = tmp_path / f"out{suffix}"
+            code = run("select", path, "--size", 5, "--memory", "reservoir", "-o", output, "--quiet", *options)
+            error = capsys.readouterr().err
+            assert (code, error.count("\n")) in ((0, 0), (2, 1)), (options, suffix, error)
+            assert output.exists() == (code == 0)
+            output.unlink(missing_ok=True)
+
+
+def test_a_target_that_leaves_all_bounds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store.create(tmp_path / "s", Settings("y", 5, memory="reservoir"))
+    x = [float(i * i) for i in NUMBERS]
+    store.update([save(pa.table({"x": x, "y": [i / 7 for i in NUMBERS]}), tmp_path / "a.parquet")])
+    far = save(pa.table({"x": x, "y": [i * 1e60 for i in NUMBERS]}), tmp_path / "b.parquet")
+    assert run("update", tmp_path / "s", far) == 2
+    assert "must stay near the first file's" in capsys.readouterr().err
+
+
+def test_arrays_are_read_a_piece_at_a_time_whatever_their_order(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x, z = rng.normal(size=(40_000, 3)), rng.integers(0, 9, (40_000, 2, 2))
+    path = tmp_path / "rows.npz"
+    np.savez_compressed(
+        path,
+        x=np.asfortranarray(x),
+        z=z,
+        s=np.array(["é", "ab"] * 20_000),
+        d=np.array(["2024-01-01"] * 40_000, "M8[D]"),
+        n=3,
+    )
+    read = list(pieces(path))
+    assert [piece.num_rows for piece in read] == [16_384, 16_384, 7232]
+    table = pa.concat_tables(read)
+    assert table.schema.names == ["x_0", "x_1", "x_2", "z_0", "z_1", "z_2", "z_3", "s", "d"]
+    assert np.array_equal(np.stack([table.column(f"x_{i}").to_numpy() for i in range(3)], 1), x)
+    assert np.array_equal(np.stack([table.column(f"z_{i}").to_numpy() for i in range(4)], 1), z.reshape(-1, 4))
+    assert table.column("s").to_pylist()[:2] == ["é", "ab"]
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import pyarrow as pa
+from recollect.tabular.memory import _blocks
+from recollect.tabular.reading import pieces
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rows = sum(block.num_rows for block in _blocks(pieces(Path(sys.argv[1])), 10_000, 2**25))
+print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["wide text", "bomb"])
+def test_reading_takes_little_memory_whatever_the_file_unpacks_to(tmp_path: Path, kind: str) -> None:
+    """Each of these files unpacks to more than 600 MB."""
+    if kind == "bomb":
+        path, rows = tmp_path / "bomb.npz", 10_000_000
+        np.savez_compressed(path, x=np.zeros((rows, 8)), y=np.zeros(rows, np.int8))
+    else:
+        words = [f"{i} " * 20_000 for i in range(10)]
+        path, rows = tmp_path / "wide.parquet", 15_000
+        pyarrow.parquet.write_table(pa.table({"t": pa.array(words).take(pa.array(np.arange(rows) % 10))}), path)
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(path)], capture_output=True, text=True, check=True)
+    read, megabytes = map(int, done.stdout.split())
+    assert read == rows and megabytes < 400
 
 
 def test_strange_names_are_fine(tmp_path: Path) -> None:
@@ -543,7 +864,7 @@ def survive_kills(folder: Path, kills: int) -> None:
                 seen = held.memory.seen
     Store(folder / "s").update(paths, wait=False)  # and no lock was left behind
     assert Store(folder / "s").load().table().equals(calm.load().table())
-    saved = [files_of(current / "memory") for s in ("s", "calm") if (current := Store(folder / s)._current())]
+    saved = [files_of(Store(folder / s).generation(6) / "memory") for s in ("s", "calm")]
     assert saved[0] == saved[1]
 
 

@@ -1,3 +1,7 @@
+import copy
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -5,7 +9,8 @@ from torch import nn
 import recollect as rc
 from recollect.batch import Batch
 from recollect.embedding import draw_model
-from recollect.learners import Training, predict, train, train_many
+from recollect.experiments.stacking import train_stack, train_together
+from recollect.learners import Task, Training, train
 
 
 def batches(sizes: list[int]) -> list[Batch]:
@@ -22,46 +27,120 @@ def generators(n: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in range(n)]
 
 
-@pytest.mark.parametrize("network", [lambda: rc.models.mlp(64, 3), lambda: rc.models.cnn((1, 8, 8), 3)])
-def test_a_stack_gives_the_numbers_of_one_by_one(network: "type[nn.Module]") -> None:
-    sizes = [35, 10, 35, 61, 7]  # not full, several, and fewer steps than others
-    data, training = batches(sizes), Training(epochs=4, batch_size=10, lr=0.003)
-    alone = [draw_model(network, seed) for seed in range(5)]
-    stacked = [draw_model(network, seed) for seed in range(5)]
-    for model, batch, generator in zip(alone, data, generators(5), strict=True):
-        train(model, batch, training, generator)
-    train_many(stacked, data, training, generators(5))
-    for one, other, batch in zip(alone, stacked, data, strict=True):
-        assert torch.allclose(predict(one, batch.inputs), predict(other, batch.inputs), atol=1e-4)
-        assert not other.training
+def tasks(make_model: Callable[[], nn.Module], data: list[Batch]) -> list[Task]:
+    drawn = [draw_model(make_model, seed) for seed in range(len(data))]
+    return [*map(Task, drawn, data, generators(len(data)))]
 
 
-def test_models_with_batchnorm_are_trained_one_by_one() -> None:
-    def network() -> nn.Module:
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+def assert_equal_parameters(one: nn.Module, other: nn.Module, atol: float = 0.0) -> None:
+    for p, q in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.isfinite(p).all()
+        assert torch.allclose(p, q, rtol=0.0, atol=atol)
 
-    data, training = batches([25, 13]), Training(epochs=2, batch_size=10)
-    alone, stacked = ([draw_model(network, seed) for seed in range(2)] for _ in range(2))
-    for model, batch, generator in zip(alone, data, generators(2), strict=True):
-        train(model, batch, training, generator)
-    train_many(stacked, data, training, generators(2))
-    for one, other, batch in zip(alone, stacked, data, strict=True):
-        assert torch.equal(predict(one, batch.inputs), predict(other, batch.inputs))
+
+@pytest.mark.parametrize(
+    "network", [partial(rc.models.mlp, 64, 3), partial(rc.models.mlp, 64, 3, ()), partial(rc.models.cnn, (1, 8, 8), 3)]
+)
+def test_training_together_gives_the_numbers_of_one_by_one(network: Callable[[], nn.Module]) -> None:
+    data = batches([35, 10, 35, 61, 7])  # not full, several, and fewer steps than others
+    training = Training(epochs=4, batch_size=10, lr=0.003)
+    alone, together = tasks(network, data), tasks(network, data)
+    for task in alone:
+        train(task.model, task.batch, training, task.generator)
+    seconds = train_together(together, training)
+    assert min(seconds) > 0
+    for one, other in zip(alone, together, strict=True):
+        assert_equal_parameters(one.model, other.model, atol=1e-4)
+        assert not other.model.training
+
+
+def test_a_stack_is_made_of_many_small_networks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stacks: list[int] = []
+    monkeypatch.setattr("recollect.experiments.stacking.train_stack", lambda some, training: stacks.append(len(some)))
+    network, data = partial(rc.models.mlp, 64, 3), batches([5, 5])
+    train_together([*tasks(network, data), *tasks(partial(rc.models.cnn, (1, 8, 8), 3), data)], Training(epochs=1))
+    assert stacks == [2]
+    train_together(tasks(network, data[:1]), Training(epochs=1))
+    train_together(tasks(network, data), Training(epochs=1, optimizer=partial(torch.optim.SGD, lr=0.1)))
+    assert stacks == [2]
 
 
 def test_wrong_labels_are_refused_before_training() -> None:
     data = batches([10, 10])
-    bad = Batch(data[0].inputs, data[0].targets + 1, data[0].weights, data[0].ids)
-    models = [draw_model(lambda: rc.models.mlp(64, 3), seed) for seed in range(2)]
-    before = [p.clone() for p in models[0].parameters()]
+    data[0] = Batch(data[0].inputs, data[0].targets + 1, data[0].weights, data[0].ids)
+    some = tasks(partial(rc.models.mlp, 64, 3), data)
+    before = copy.deepcopy(some[0].model)
     with pytest.raises(ValueError, match="targets must be class numbers from 0 to 2"):
-        train_many(models, [bad, data[1]], Training(epochs=1), generators(2))
-    assert all(torch.equal(p, q) for p, q in zip(models[0].parameters(), before, strict=True))
+        train_stack(some, Training(epochs=1))
+    assert_equal_parameters(some[0].model, before)
 
 
-def test_counts_must_agree() -> None:
-    with pytest.raises(ValueError, match="models, batches and generators must be equally many, got 0, 1 and 2"):
-        train_many([], batches([3]), Training(), generators(2))
+def test_a_minibatch_without_weight_is_passed_over() -> None:
+    """Alone and in a stack: as if the network had never been shown it."""
+    network, training = partial(rc.models.mlp, 64, 3), Training(epochs=3, batch_size=5, lr=0.003)
+    data = batches([40, 15, 6])
+    for batch, start in zip(data, (4, 0, 6), strict=True):
+        batch.weights[start:] = 0  # of 40, four have weight; of 15, none; of 6, all
+    alone, together = tasks(network, data), tasks(network, data)
+    for task in alone:
+        train(task.model, task.batch, training, task.generator)
+    train_stack(together, training)
+    for one, other in zip(alone, together, strict=True):
+        assert_equal_parameters(one.model, other.model, atol=1e-4)
+    assert_equal_parameters(alone[1].model, draw_model(network, 1))
+    steps: list[int] = []
+
+    class Counting(torch.optim.SGD):
+        def step(self) -> None:
+            steps.append(1)
+
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
+    with_weight = sum(bool((part < 4).any()) for part in order.split(5))
+    train(alone[0].model, data[0], Training(1, batch_size=5, optimizer=Counting), torch.Generator().manual_seed(0))
+    assert len(steps) == with_weight < 8
+
+
+@pytest.mark.parametrize("kind", [rc.FineTune, partial(rc.ExperienceReplay, mix="halves"), rc.DarkExperienceReplay])
+def test_batchnorm_is_never_left_alone_with_one_example(kind: Callable[..., rc.Learner]) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+    data = batches([21, 21])
+    memory = [] if kind is rc.FineTune else [rc.Reservoir(12)]
+    learner = kind(network, *memory, epochs=2, batch_size=10)
+    for batch in data:
+        learner.observe(batch.inputs, batch.targets)
+    assert torch.isfinite(learner.predict(data[0].inputs)).all()
+    with pytest.raises(ValueError, match="must be trained on at least two examples at a time, got one"):
+        learner.observe(data[0].inputs[:1], data[0].targets[:1])
+
+
+@pytest.mark.parametrize(("batchnorm", "expected"), [(True, [10, 11]), (False, [10, 10, 1])])
+def test_minibatches_of_other_networks_stay_as_they_were(batchnorm: bool, expected: list[int]) -> None:
+    sizes: list[int] = []
+
+    class Noting(nn.Flatten):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            sizes.append(len(x))
+            return super().forward(x)
+
+    with torch.random.fork_rng():
+        model = nn.Sequential(Noting(), nn.Linear(64, 3), nn.BatchNorm1d(3) if batchnorm else nn.ReLU())
+    train(model, batches([21])[0], Training(1, batch_size=10), generators(1)[0])
+    assert sizes == expected
+
+
+def test_an_optimizer_of_ones_own_takes_the_place_of_adam() -> None:
+    (data,), network = batches([30]), partial(rc.models.mlp, 64, 3)
+    by_hand, model = draw_model(network, 0), draw_model(network, 0)
+    train(model, data, Training(1, optimizer=partial(torch.optim.SGD, lr=0.5)), generators(1)[0])
+    losses = nn.functional.cross_entropy(by_hand(data.inputs), data.targets, reduction="none")
+    ((losses * data.weights).sum() / data.weights.sum()).backward()
+    torch.optim.SGD(by_hand.parameters(), lr=0.5).step()
+    assert_equal_parameters(model, by_hand, atol=1e-6)
+    for optimizer, message in ((7, "must be a function of parameters, got 7"), (list, "must return a torch.optim")):
+        with pytest.raises(ValueError, match=message):
+            train(model, data, Training(1, optimizer=optimizer), generators(1)[0])
 
 
 def test_weights_count() -> None:

@@ -349,7 +349,7 @@ class GradientEmbedding:
         model = self._model(s)
         found = {name: tuple(p.shape) for name, p in model.named_parameters() if name in plan.shapes}
         if found != plan.shapes:
-            raise ValueError("make_model must return models of one shape, got others: build the same one at each call")
+            raise ValueError(_OTHER_MODELS)
         set_statistics(model, statistics[s])
         for parameter in model.parameters():
             parameter.requires_grad_(False)

@@ -1,24 +1,28 @@
-"""The paper's experiments as data: what to run, how, and what came out."""
+"""The paper's experiments as data: what to run, how, and what came out.
+
+The way of a run, file by file: targets -> experiment -> recordings -> stacking -> group -> runner -> store -> tables
+and figures. Each hands on to the next, and none calls back.
+"""
 
 from recollect.experiments.experiment import (
+    CONTENDERS,
     DEFAULT_STREAMS,
     KEY_FIELDS,
     LEARNERS,
-    MEMORIES,
     STREAMS,
     Experiment,
     make_model_for,
-    run,
 )
+from recollect.experiments.group import run
 from recollect.experiments.runner import estimate_seconds, in_words, open_store, outstanding, reproduce
 from recollect.experiments.store import Store
 from recollect.experiments.targets import TARGETS, paper_results
 
 __all__ = [
+    "CONTENDERS",
     "DEFAULT_STREAMS",
     "KEY_FIELDS",
     "LEARNERS",
-    "MEMORIES",
     "STREAMS",
     "TARGETS",
     "Experiment",

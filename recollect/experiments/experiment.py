@@ -1,32 +1,17 @@
-"""One experiment: a learner with a memory on a stream, as data in and data out."""
+"""One experiment as data, and what it is made of."""
 
-import platform
-import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
-from recollect import datasets, metrics, models, streams
+from recollect import learners, memories, models, streams
+from recollect.checks import check_count
 from recollect.datasets import Dataset, Examples
 from recollect.embedding import MakeModel
-from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Job, Joint, Learner, train_jobs
-from recollect.memories import (
-    GSS,
-    ClassBalanced,
-    GradientMatching,
-    Herding,
-    LocalGradientMatching,
-    Memory,
-    Reservoir,
-    SlidingWindow,
-)
-from recollect.progress import progress_bar
 from recollect.selection import PAPER
 from recollect.streams import Stream
 
@@ -47,32 +32,41 @@ DEFAULT_STREAMS = {
 }
 """What the paper does with each data set."""
 
+
+@dataclass(frozen=True)
+class Contender:
+    """A kind of memory with its settings."""
+
+    kind: Callable[..., memories.Memory]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
 _LOCAL_PAPER = {
     **{name: value for name, value in PAPER.items() if name != "inits"},
     "dim": 10_000,
     "regularization": 0.5,  # the paper's lambda: at one set of parameters, nothing is divided by sqrt(S)
 }
 
-MEMORIES: dict[str, Callable[..., Memory]] = {
-    "recollect": GradientMatching,
-    "recollect-last-layer": partial(GradientMatching, layers="last"),
-    "gmc": partial(GradientMatching, **PAPER),
-    "gmc-last-layer": partial(GradientMatching, **{**PAPER, "layers": "last"}),  # type: ignore[arg-type]
-    "gmc-local": partial(LocalGradientMatching, **_LOCAL_PAPER),  # type: ignore[arg-type]
-    "reservoir": Reservoir,
-    "class-balanced": ClassBalanced,
-    "sliding-window": SlidingWindow,
-    "gss": GSS,
-    "herding": Herding,
+CONTENDERS = {
+    "recollect": Contender(memories.GradientMatching),
+    "recollect-last-layer": Contender(memories.GradientMatching, {"layers": "last"}),
+    "gmc": Contender(memories.GradientMatching, {**PAPER}),
+    "gmc-last-layer": Contender(memories.GradientMatching, {**PAPER, "layers": "last"}),
+    "gmc-local": Contender(memories.LocalGradientMatching, _LOCAL_PAPER),
+    "reservoir": Contender(memories.Reservoir),
+    "class-balanced": Contender(memories.ClassBalanced),
+    "sliding-window": Contender(memories.SlidingWindow),
+    "gss": Contender(memories.GSS),
+    "herding": Contender(memories.Herding),
 }
 """Memories by the names of the paper's tables; "recollect" stands for this library's own settings."""
 
-LEARNERS: dict[str, Callable[..., Learner]] = {
-    "gdumb": GDumb,
-    "er": ExperienceReplay,
-    "der": DarkExperienceReplay,
-    "finetune": FineTune,
-    "joint": Joint,
+LEARNERS: dict[str, Callable[..., learners.Learner]] = {
+    "gdumb": learners.GDumb,
+    "er": learners.ExperienceReplay,
+    "der": learners.DarkExperienceReplay,
+    "finetune": learners.FineTune,
+    "joint": learners.Joint,
 }
 WITHOUT_MEMORY = ("finetune", "joint")
 
@@ -84,7 +78,7 @@ class Experiment:
     Attributes:
         learner: a name of `LEARNERS`.
         dataset: a name of `recollect.datasets`.
-        memory: a name of `MEMORIES`; "none" for learners without one.
+        memory: a name of `CONTENDERS`; "none" for learners without one.
         size: how many examples the memory keeps.
         seed: of memory and training.
         epochs: passes over the data at each training.
@@ -112,21 +106,31 @@ class Experiment:
         if self.learner in WITHOUT_MEMORY:
             object.__setattr__(self, "memory", "none")
             object.__setattr__(self, "size", 0)
-        elif self.memory not in MEMORIES:
-            raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {self.memory!r}")
+        elif self.memory not in CONTENDERS:
+            raise ValueError(f"memory must be one of {', '.join(CONTENDERS)}, got {self.memory!r}")
+        else:
+            check_count("size", self.size)
         object.__setattr__(self, "stream", self.stream or DEFAULT_STREAMS[self.dataset])
         if self.stream not in STREAMS:
             raise ValueError(f"stream must be one of {', '.join(STREAMS)}, got {self.stream!r}")
-        if self.rows is not None and self.rows < 1:
-            raise ValueError(f"rows must be at least 1, got {self.rows}")
+        check_count("epochs", self.epochs)
+        if self.rows is not None:
+            check_count("rows", self.rows)
+
+    @property
+    def contender(self) -> Contender:
+        """The kind of memory and its settings."""
+        return CONTENDERS[self.memory]
+
+    @property
+    def matches_gradients(self) -> bool:
+        """Whether what is kept depends on initialisations and not on training."""
+        return self.learner not in WITHOUT_MEMORY and self.contender.kind is memories.GradientMatching
 
     def key(self) -> dict[str, Any]:
         """What tells one experiment from another, as plain data."""
         return {**asdict(self), "options": dict(self.options)}
 
-
-FEW = 200
-"""A memory of at most so many examples is written into the result, so that it can be looked at."""
 
 KEY_FIELDS = tuple(field.name for field in fields(Experiment))
 
@@ -141,11 +145,6 @@ def make_model_for(dataset: Dataset) -> MakeModel:
     return partial(models.resnet18, dataset.n_classes)
 
 
-def _channels_last(make_model: MakeModel) -> nn.Module:
-    """A model whose images are kept with the channels last: a third faster to train, twice as fast to ask."""
-    return make_model().to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
 def make_stream(experiment: Experiment, dataset: Dataset) -> Stream:
     """The stream of an experiment."""
     if experiment.rows is not None:
@@ -156,147 +155,3 @@ def make_stream(experiment: Experiment, dataset: Dataset) -> Stream:
     stream = STREAMS[experiment.stream](dataset)
     present = [i for i, batch in enumerate(stream.batches) if len(batch.targets)]
     return Stream([stream.batches[i] for i in present], stream.test, [stream.tests[i] for i in present])
-
-
-def make_memory(experiment: Experiment, make_model: MakeModel) -> Memory:
-    """The memory of an experiment, empty."""
-    arguments = [make_model] if is_gradient_matching(experiment.memory) else []
-    return MEMORIES[experiment.memory](*arguments, experiment.size, seed=experiment.seed, **dict(experiment.options))
-
-
-def is_gradient_matching(memory: str) -> bool:
-    """Whether a memory matches gradients over initialisations, so that its choice does not depend on training."""
-    make = MEMORIES[memory]
-    return (make.func if isinstance(make, partial) else make) is GradientMatching
-
-
-class Run:
-    """An experiment on its way through the stream.
-
-    Args:
-        experiment: what to do.
-        dataset: its data set.
-        stream: its stream, if that has been made.
-        memory: its memory, if that is not to be made anew.
-        choosing: how long the memory took to choose in advance.
-        shared: whether that was for another experiment, so that it is not counted as time spent on this one.
-    """
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        dataset: Dataset,
-        stream: Stream | None = None,
-        memory: Memory | None = None,
-        *,
-        choosing: float = 0.0,
-        shared: bool = False,
-    ) -> None:
-        self.experiment = experiment
-        make_model = make_model_for(dataset)
-        self.stream = make_stream(experiment, dataset) if stream is None else stream
-        make_learner = partial(LEARNERS[experiment.learner], partial(_channels_last, make_model))
-        if experiment.learner not in WITHOUT_MEMORY:
-            make_learner = partial(make_learner, make_memory(experiment, make_model) if memory is None else memory)
-        self.learner = make_learner(epochs=experiment.epochs, seed=experiment.seed)
-        self._accuracies: list[float] = []
-        self._matrix: list[list[float]] = []
-        self._seconds = {"choose": choosing, "observe": 0.0, "test": 0.0}
-        self._shared = shared
-
-    def stepping(self, i: int) -> Generator[Job, float, None]:
-        """Learn from batch i, and test if it is time; training is left to the caller, who says how long it took."""
-        yield from self._timed("observe", self.learner.observing(*self.stream.batches[i]))
-        if self.experiment.every_task or i == len(self.stream.batches) - 1:
-            yield from self._timed("test", self.learner.preparing())
-            start = time.perf_counter()
-            self._accuracies.append(_percent(self.learner, self.stream.test))
-            self._matrix.append([_percent(self.learner, test) for test in self.stream.tests])
-            self._seconds["test"] += time.perf_counter() - start
-
-    def _timed(self, what: str, jobs: Iterator[Job]) -> Generator[Job, float, None]:
-        while True:
-            start = time.perf_counter()
-            job = next(jobs, None)
-            self._seconds[what] += time.perf_counter() - start
-            if job is None:
-                return
-            self._seconds[what] += yield job
-
-    def result(self) -> dict[str, Any]:
-        """Everything about it, as plain data."""
-        return {
-            **self.experiment.key(),
-            "final_accuracy": self._accuracies[-1],
-            "accuracies": self._accuracies,
-            "task_accuracies": self._matrix,
-            **self._kept(),
-            "seconds": round(sum(self._seconds.values()) - self._shared * self._seconds["choose"], 2),
-            "seconds_of": {name: round(value, 2) for name, value in self._seconds.items()},
-            **environment(),
-        }
-
-    def _kept(self) -> dict[str, Any]:
-        """What is in memory at the end: how many, how well they match, and, where they are few, which and how heavy."""
-        memory = self.learner.memory
-        if memory is None:
-            return {}
-        kept: dict[str, Any] = {"kept": len(memory)}
-        error = getattr(memory, "error", None)
-        if error is not None:
-            kept["fitted_error"] = round(error, 6)
-        if len(memory) <= FEW:
-            kept["kept_ids"] = memory.batch.ids.tolist()
-            kept["kept_weights"] = [round(weight, 3) for weight in memory.batch.weights.tolist()]
-        return kept
-
-
-def run(experiment: Experiment, dataset: Dataset | None = None, *, progress: bool = False) -> dict[str, Any]:
-    """Run it and tell everything about it as plain data.
-
-    Example:
-        >>> result = run(Experiment("gdumb", "digits", "reservoir", 50, epochs=1))
-        >>> result["dataset"], len(result["accuracies"])
-        ('digits', 1)
-    """
-    on_its_way = Run(experiment, datasets.load(experiment.dataset) if dataset is None else dataset)
-    batches = len(on_its_way.stream.batches)
-    with progress_bar(f"{experiment.learner} on {experiment.dataset}", batches, show=progress) as bar:
-        for i in range(batches):
-            train_together([on_its_way.stepping(i)])
-            bar.advance()
-    return on_its_way.result()
-
-
-def train_together(steps: Iterable[Generator[Job, float, None]]) -> None:
-    """Go through several runs' steps side by side; what they want trained at the same time is trained together."""
-    waiting = [(step, job) for step in steps if (job := next(step, None)) is not None]
-    while waiting:
-        seconds = train_jobs([job for _, job in waiting])
-        resumed = [(step, _resume(step, took)) for (step, _), took in zip(waiting, seconds, strict=True)]
-        waiting = [(step, job) for step, job in resumed if job is not None]
-
-
-def _resume(step: Generator[Job, float, None], seconds: float) -> Job | None:
-    try:
-        return step.send(seconds)
-    except StopIteration:
-        return None
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, to be kept with a result."""
-    return {
-        "versions": {"recollect": _version(), "torch": torch.__version__, "python": platform.python_version()},
-        "machine": {"processor": platform.machine(), "threads": torch.get_num_threads()},
-    }
-
-
-def _version() -> str:
-    return version("recollect")
-
-
-def _percent(learner: Learner, examples: Examples) -> float:
-    if not len(examples.targets):
-        return float("nan")
-    return round(100 * metrics.accuracy(learner.predict(examples.inputs), examples.targets), 4)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recollect.datasets import Dataset
-from recollect.experiments.tables import NAMES, Cell, Results, cell, summarise
+from recollect.experiments.tables import NAMES, Cell, Results, cell, counting, summarise, varying
 from recollect.experiments.targets import DATASETS, SENSITIVITY, SIZES, paper_results
 from recollect.streams import sorted_by_feature
 
@@ -98,13 +98,13 @@ def initialisation(results: Results) -> Figure:
 
 
 def regularisation(results: Results) -> Figure:
-    """Weights pulled towards the best equal weight or towards zero (Figure 7)."""
+    """Weights pulled towards the best equal weight or towards zero (Figure 8)."""
     return _two_curves(results, "center", ("uniform", "zero"), "regularization", "lambda / S")
 
 
 def per_task(results: Results, size: int = 500) -> Figure:
-    """Accuracy on the whole test part after each batch of the stream (Figure 5)."""
-    runs = [r for r in results if r["every_task"] and r["size"] == size and r["learner"] == "gdumb"]
+    """Accuracy on the whole test part after each batch of the stream (Figure 6)."""
+    runs = [r for r in counting(results) if r["every_task"] and r["size"] == size and r["learner"] == "gdumb"]
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([name for name in DATASETS if any(r["dataset"] == name for r in runs)])
         for dataset, axes in panels.items():
@@ -121,7 +121,7 @@ def per_task(results: Results, size: int = 500) -> Figure:
 
 
 def class_frequencies(dataset: Dataset, name: str = "covertype") -> Figure:
-    """How often each class occurs in the batches of the sorted stream (Figure 8)."""
+    """How often each class occurs in the batches of the sorted stream (Figure 5)."""
     stream = sorted_by_feature(dataset)
     counts = np.array([np.bincount(b.targets.numpy(), minlength=dataset.n_classes) for b in stream.batches])
     shares = counts / counts.sum(1, keepdims=True)
@@ -175,7 +175,7 @@ def _two_curves(results: Results, name: str, values: tuple[str, str], varied: st
 def _by_option(results: Results, value_of: Any) -> dict[float, Cell]:
     """Cells of GDumb on Fashion-MNIST at size 1000 by what was varied."""
     groups: dict[float, list[float]] = {}
-    for r in results:
+    for r in varying(results):
         if (r["learner"], r["dataset"], r["memory"], r["size"]) == ("gdumb", "fashion-mnist", "gmc", 1000):
             value = value_of(r["options"])
             if value is not None:

@@ -1,44 +1,21 @@
-"""Runs many experiments: what can be shared is computed once, what is stored is not repeated, a stop loses little.
-
-A *group* is a set of experiments that differ in memory size, seed and settings of the pursuit alone. First gradient
-matching chooses, for all experiments of a seed together, and writes down what it chose (`choices`); then small networks
-see the stream side by side and are trained as one stack, and others follow one by one. Each experiment's numbers are
-those of running it alone, up to rounding in the stack.
-"""
+"""Runs many experiments, in groups: what is stored is not repeated, and a stop loses little."""
 
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
-from recollect import datasets
-from recollect.datasets import Dataset
-from recollect.experiments.choices import Choices, Replayed, choose_for
-from recollect.experiments.experiment import (
-    KEY_FIELDS,
-    WITHOUT_MEMORY,
-    Experiment,
-    Run,
-    is_gradient_matching,
-    make_memory,
-    make_model_for,
-    make_stream,
-    train_together,
-)
+from recollect.experiments.experiment import KEY_FIELDS, Experiment
+from recollect.experiments.group import Group, run_group
+from recollect.experiments.recordings import EMBEDDING_OPTIONS
 from recollect.experiments.store import Store
-from recollect.models import is_only_linear
 from recollect.progress import Bar, progress_bar
-from recollect.pursuit import PursuitOptions
-from recollect.streams import Stream
-
-Group = tuple[Experiment, ...]
 
 
 def grouped(experiments: Iterable[Experiment]) -> list[Group]:
@@ -47,62 +24,9 @@ def grouped(experiments: Iterable[Experiment]) -> list[Group]:
     for experiment in experiments:
         key = experiment.key()
         del key["size"], key["seed"]
-        key["options"] = {k: v for k, v in key["options"].items() if k not in PursuitOptions.__annotations__}
+        key["options"] = {k: v for k, v in key["options"].items() if k in EMBEDDING_OPTIONS}
         groups.setdefault(tuple(map(repr, key.items())), []).append(experiment)
     return [tuple(sorted(set(group), key=lambda e: (e.seed, e.size, repr(e.options)))) for group in groups.values()]
-
-
-def run_group(
-    group: Group,
-    dataset: Dataset | None = None,
-    folder: Path | None = None,
-    advance: Callable[[float], None] = lambda share: None,
-) -> Iterator[list[dict[str, Any]]]:
-    """The results of a group, as soon as they are there.
-
-    Args:
-        group: experiments that differ in size, seed and settings of the pursuit alone.
-        dataset: their data set; loaded if not given.
-        folder: where what gradient matching chooses is looked up and kept, if anywhere.
-        advance: told how many experiments' worth of work has been done since it was told last.
-    """
-    dataset = datasets.load(group[0].dataset) if dataset is None else dataset
-    stream = make_stream(group[0], dataset)
-    runs, share = _prepared(group, dataset, stream, Choices(stream, folder), advance)
-    with torch.device("meta"):  # draws nothing
-        stacked = is_only_linear(make_model_for(dataset)())
-    for some in [runs] if stacked else [[run] for run in runs]:
-        for i in range(len(stream.batches)):
-            train_together([run.stepping(i) for run in some])
-            advance(share * len(some) / len(runs))
-        yield [run.result() for run in some]
-
-
-def _prepared(
-    group: Group, dataset: Dataset, stream: Stream, choices: Choices, advance: Callable[[float], None]
-) -> tuple[list[Run], float]:
-    """Runs whose gradient matching has been done, and the share of the work that each of their batches is."""
-    matching = [e for e in group if e.learner not in WITHOUT_MEMORY and is_gradient_matching(e.memory)]
-    known = {e: chosen for e in matching if (chosen := choices.find(e)) is not None}
-    before = set(known)
-    unknown: dict[int, list[Experiment]] = {}
-    for experiment in matching:
-        if experiment not in known:
-            unknown.setdefault(experiment.seed, []).append(experiment)
-    share = len(group) / (len(stream.batches) * (1 + len(unknown)))
-    for experiments in unknown.values():
-        memories = [make_memory(experiment, make_model_for(dataset)) for experiment in experiments]
-        for experiment, chosen in zip(experiments, choose_for(memories, stream, partial(advance, share)), strict=True):
-            choices.keep(experiment, chosen)
-            known[experiment] = chosen
-    runs = []
-    for e in group:
-        if e in known:
-            memory = Replayed(e.size, known[e], seed=e.seed)
-            runs.append(Run(e, dataset, stream, memory, choosing=known[e].seconds, shared=e in before))
-        else:
-            runs.append(Run(e, dataset, stream))
-    return runs, share
 
 
 def outstanding(experiments: Iterable[Experiment], store: Store) -> list[Experiment]:

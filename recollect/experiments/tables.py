@@ -1,14 +1,11 @@
-"""Tables as pure functions of results: beside the paper's numbers, for terminal, Markdown, LaTeX and CSV."""
+"""Which runs count, and tables of them beside the paper's numbers, as pure functions of results."""
 
-import csv
-import io
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from rich.table import Table as TerminalTable
-
+from recollect.experiments.experiment import DEFAULT_STREAMS
 from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, PaperResult, paper_results
 
 Results = list[dict[str, Any]]
@@ -72,35 +69,36 @@ class Table:
         written = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
         return "\n".join([written[0], "|" + "---|" * len(self.header), *written[1:]])
 
-    def latex(self) -> str:
-        """For a paper; needs the package booktabs."""
-        lines = [" & ".join(_latex(cell) for cell in line) + r" \\" for line in (self.header, *self.rows)]
-        body = "\n".join([r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"])
-        return f"\\begin{{tabular}}{{l{'r' * (len(self.header) - 1)}}}\n{body}\n\\end{{tabular}}"
 
-    def csv(self) -> str:
-        """For a spreadsheet."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.header, *self.rows])
-        return text.getvalue()
+def departures(result: dict[str, Any]) -> dict[str, Any]:
+    """What a run did otherwise than the paper: other epochs, fewer rows, another stream, options of the memory.
 
-    def terminal(self) -> TerminalTable:
-        """For a terminal."""
-        table = TerminalTable(title=self.title)
-        for i, name in enumerate(self.header):
-            table.add_column(name, justify="left" if i == 0 else "right")
-        for row in self.rows:
-            table.add_row(*row)
-        return table
+    A run counts as one of the paper's experiments if there is nothing of the kind. Whether it was also tested along the
+    way makes no difference: it ends with the same model.
+
+    Example:
+        >>> departures({"dataset": "mnist", "stream": "rotated", "epochs": 3, "rows": None, "options": {"dim": 50}})
+        {'epochs': 3, 'dim': 50}
+    """
+    plain = {"epochs": 200, "rows": None, "stream": DEFAULT_STREAMS.get(result["dataset"])}
+    return {**{name: result[name] for name, value in plain.items() if result[name] != value}, **result["options"]}
+
+
+def counting(results: Results) -> Results:
+    """The runs that count in tables and figures: those as in the paper."""
+    return [result for result in results if not departures(result)]
+
+
+def varying(results: Results) -> Results:
+    """Runs as in the paper but for options of the memory."""
+    return [result for result in results if result["options"] and departures(result) == result["options"]]
 
 
 def summarise(results: Results) -> dict[Key, Cell]:
-    """Mean and deviation over seeds of all plain runs: 200 epochs, all rows, the paper's stream, no options."""
+    """Mean and deviation over seeds of the runs that count."""
     groups: dict[Key, dict[int, float]] = {}
-    for r in results:
-        if r["epochs"] == 200 and r["rows"] is None and not r["options"]:
-            # A run that also tested after every batch ends with the same model.
-            groups.setdefault((r["learner"], r["dataset"], r["memory"], r["size"]), {})[r["seed"]] = r["final_accuracy"]
+    for r in counting(results):
+        groups.setdefault((r["learner"], r["dataset"], r["memory"], r["size"]), {})[r["seed"]] = r["final_accuracy"]
     return {key: cell(by_seed.values()) for key, by_seed in groups.items()}
 
 
@@ -153,9 +151,3 @@ def _paper_gain(paper: dict[Key, PaperResult], learner: str, dataset: str, memor
 
 def _bracketed(result: PaperResult | None) -> str:
     return "" if result is None else f"[{result.accuracy:.2f} ± {result.deviation:.2f}]"
-
-
-def _latex(text: str) -> str:
-    for old, new in (("\\", r"\textbackslash "), ("&", r"\&"), ("%", r"\%"), ("_", r"\_"), ("#", r"\#"), ("$", r"\$")):
-        text = text.replace(old, new)
-    return text.replace("±", r"$\pm$")

@@ -4,6 +4,7 @@ import csv
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from importlib import resources
+from itertools import product
 from typing import Any, NamedTuple
 
 from recollect.experiments.experiment import DEFAULT_STREAMS, Experiment
@@ -56,78 +57,38 @@ def paper_results() -> dict[tuple[str, str, str, int], PaperResult]:
     }
 
 
-def table(
+def grid(
     learner: str,
+    changes: Iterable[dict[str, Any]] = ({},),
     *,
     datasets: Iterable[str] = DATASETS,
     memories: Iterable[str] = TABLE_MEMORIES,
     sizes: Iterable[int] = SIZES,
-    seeds: Iterable[int] = (0, 1, 2, 3, 4),
+    seeds: Iterable[int] = range(5),
+    every_task: bool = False,
 ) -> list[Experiment]:
-    """All memories at all sizes on all data sets (Tables 1 and 2, Figures 1 and 2)."""
+    """Everything with everything: all memories at all sizes on all data sets, with each change of their settings."""
     return [
-        Experiment(learner, dataset, memory, size, seed)
-        for dataset in datasets
-        for seed in seeds
-        for memory in memories
-        for size in sizes
+        Experiment(learner, dataset, memory, size, seed, every_task=every_task, options=tuple(sorted(change.items())))
+        for dataset, seed, memory, change, size in product(datasets, seeds, memories, changes, sizes)
     ]
 
 
-def per_task(
-    *,
-    datasets: Iterable[str] = DATASETS,
-    memories: Iterable[str] = TABLE_MEMORIES,
-    sizes: Iterable[int] = (500,),
-    seeds: Iterable[int] = (0, 1, 2, 3, 4),
-) -> list[Experiment]:
-    """GDumb tested after every batch of the stream, at one size (Figure 6)."""
-    return [
-        Experiment("gdumb", dataset, memory, size, seed, every_task=True)
-        for dataset in datasets
-        for seed in seeds
-        for memory in memories
-        for size in sizes
-    ]
-
-
-def _variations(
-    options: Iterable[dict[str, Any]],
-    *,
-    datasets: Iterable[str] = ("fashion-mnist",),
-    memories: Iterable[str] = ("gmc",),
-    sizes: Iterable[int] = (1000,),
-    seeds: Iterable[int] = (0, 1, 2, 3, 4),
-) -> list[Experiment]:
-    """GDumb with other settings of the memory, by default on Fashion-MNIST at size 1000, as in the paper."""
-    changes = list(options)
-    return [
-        Experiment("gdumb", dataset, memory, size, seed, options=tuple(sorted(change.items())))
-        for dataset in datasets
-        for seed in seeds
-        for memory in memories
-        for change in changes
-        for size in sizes
-    ]
-
-
-sensitivity = partial(_variations, [options for some in SENSITIVITY.values() for options in some])
-initialisation = partial(
-    _variations,
-    [{"init": init, "init_scale": scale} for init in ("kaiming_uniform", "kaiming_normal") for scale in INIT_SCALES],
-)
-regularisation = partial(
-    _variations,
-    [{"center": center, "regularization": value} for center in ("uniform", "zero") for value in REGULARISATIONS],
-)
+_variations = partial(grid, "gdumb", datasets=("fashion-mnist",), memories=("gmc",), sizes=(1000,))
 
 TARGETS: dict[str, Callable[..., list[Experiment]]] = {
-    "table-gdumb": partial(table, "gdumb"),
-    "table-er": partial(table, "er"),
-    "figure-sensitivity": sensitivity,
-    "figure-initialisation": initialisation,
-    "figure-regularisation": regularisation,
-    "figure-per-task": per_task,
+    "table-gdumb": partial(grid, "gdumb"),  # and Figure 1
+    "table-er": partial(grid, "er"),  # and Figure 2
+    "figure-sensitivity": partial(_variations, [change for some in SENSITIVITY.values() for change in some]),
+    "figure-initialisation": partial(
+        _variations,
+        [{"init": i, "init_scale": scale} for i in ("kaiming_uniform", "kaiming_normal") for scale in INIT_SCALES],
+    ),
+    "figure-regularisation": partial(
+        _variations,
+        [{"center": center, "regularization": value} for center in ("uniform", "zero") for value in REGULARISATIONS],
+    ),
+    "figure-per-task": partial(grid, "gdumb", sizes=(500,), every_task=True),
     "figure-class-frequencies": lambda **_: [],
 }
-"""What can be reproduced. The last needs no runs: it shows the data."""
+"""What can be reproduced: Tables 1 and 2, Figures 3, 4, 8, 6 and 5. The last needs no runs: it shows the data."""

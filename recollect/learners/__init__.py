@@ -6,19 +6,18 @@ from recollect.learners.fine_tune import FineTune
 from recollect.learners.gdumb import GDumb
 from recollect.learners.joint import Joint
 from recollect.learners.learner import Learner
-from recollect.learners.training import Job, Training, predict, train, train_jobs, train_many
+from recollect.learners.training import MakeOptimizer, Task, Training, predict, train
 
 __all__ = [
     "DarkExperienceReplay",
     "ExperienceReplay",
     "FineTune",
     "GDumb",
-    "Job",
     "Joint",
     "Learner",
+    "MakeOptimizer",
+    "Task",
     "Training",
     "predict",
     "train",
-    "train_jobs",
-    "train_many",
 ]

@@ -1,20 +1,21 @@
 """Dark experience replay, DER++ (Buzzega et al. 2020): replay what the model used to say, too."""
 
-from collections.abc import Iterator
-from typing import Any, Unpack
+import copy
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
-from recollect.embedding import MakeModel
-from recollect.learners.learner import TrainingOptions
-from recollect.learners.replay import ReplayLearner, paired
-from recollect.learners.training import Job, fit, predict, weighted_mean
+from recollect.learners.learner import Learner, check_batch
+from recollect.learners.training import Task, check_amount, fit, paired, predict, weighted_mean
 from recollect.memories import Memory
+from recollect.randomness import generator
 
 
-class DarkExperienceReplay(ReplayLearner):
+@dataclass(eq=False, repr=False, kw_only=True)
+class DarkExperienceReplay(Learner):
     """Trains on new examples while remembered ones keep their labels and their former outputs.
 
     Each step takes `batch_size` new examples and twice as many remembered ones:
@@ -27,47 +28,67 @@ class DarkExperienceReplay(ReplayLearner):
     Args:
         make_model: returns a freshly initialised model at each call.
         memory: any memory.
+        epochs: passes over each batch of the stream.
+        lr: Adam's step size.
+        weight_decay: Adam's pull towards zero.
+        batch_size: new examples per step.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        progress: show a progress bar in a terminal while training.
+        seed: the same seed, stream and memory give the same model.
         alpha: how much former outputs count; zero is experience replay.
         beta: how much remembered labels count; zero is plain DER.
-        seed: the same seed, stream and memory give the same model.
-        **training: `epochs` (200), `lr` (3e-4), `weight_decay` (1e-4), `batch_size` (100), `loss` ("cross_entropy").
     """
 
-    def __init__(
-        self,
-        make_model: MakeModel,
-        memory: Memory,
-        *,
-        alpha: float = 0.5,
-        beta: float = 0.5,
-        seed: int = 0,
-        **training: Unpack[TrainingOptions],
-    ) -> None:
-        for name, value in (("alpha", alpha), ("beta", beta)):
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
-        super().__init__(make_model, memory, seed=seed, **training)
-        self.alpha, self.beta = alpha, beta
+    memory: Memory = field(kw_only=False)
+    alpha: float = 0.5
+    beta: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_amount("alpha", self.alpha)
+        check_amount("beta", self.beta)
+        self._model = self._fresh_model()
         self._outputs: dict[int, Tensor] = {}
 
-    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
-        yield from super().observing(inputs, targets)
-        self._note_outputs()
-
-    def rehearsing(
-        self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator
-    ) -> Iterator[Job]:
-        if held is None:
-            yield Job(model, arrived, self.training, source)
+    def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
+        held = self.memory.batch if len(self.memory) else None
+        arrived, former = check_batch(inputs, targets, held), self._former(held)
+        if trained is not None:
+            model = trained
         else:
-            self._train(model, arrived, held, source)
+            model = self._train(self._task(arrived)) if held is None else self._train_with(former, arrived, held)
+        first = self.memory.seen
+        outputs = predict(model, arrived.inputs).cpu()
+        self.memory.update(inputs, targets, model=model)
+        # From here on nothing can fail.
+        ids = self.memory.batch.ids.tolist()
+        self._outputs = {i: outputs[i - first].clone() if i >= first else former[i] for i in ids}
+        self._model = model
 
-    def _train(self, model: nn.Module, arrived: Batch, held: Batch, source: torch.Generator) -> None:
-        self._note_outputs()  # of examples that came into the memory by another way
-        former = torch.stack([self._outputs[i] for i in held.ids.tolist()])
+    def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:
+        return None if inputs is None or len(self.memory) else self._task(check_batch(inputs, targets))
+
+    def _task(self, arrived: Batch) -> Task:
+        return Task(copy.deepcopy(self._model), arrived, generator(self.seed, "training", self.memory.seen))
+
+    def _former(self, held: Batch | None) -> dict[int, Tensor]:
+        """What the model used to say of those held; what it says now of those that came in by another way."""
+        if held is None:
+            return {}
+        ids = held.ids.tolist()
+        strangers = [row for row, i in enumerate(ids) if i not in self._outputs]
+        former = self._outputs
+        if strangers:
+            outputs = predict(self._model, held.take(torch.tensor(strangers)).inputs).cpu()
+            former = former | {ids[row]: output for row, output in zip(strangers, outputs, strict=True)}
+        return former
+
+    def _train_with(self, outputs_by_id: dict[int, Tensor], arrived: Batch, held: Batch) -> nn.Module:
+        model, _, source = self._task(arrived)
+        former = torch.stack([outputs_by_id[i] for i in held.ids.tolist()])
         # The former outputs travel with the examples in the place of their ids.
         dark = Batch(held.inputs, held.targets, held.weights, torch.arange(len(held)))
-        size = self.training.batch_size
 
         def loss(parts: tuple[Batch, Batch]) -> Tensor:
             new, old = parts
@@ -79,14 +100,4 @@ class DarkExperienceReplay(ReplayLearner):
             losses = self.training.losses(forward(model, again.inputs), again.targets)
             return total + self.beta * weighted_mean(losses, again.weights)
 
-        fit(model, self.training, lambda: paired(arrived, dark, size, source), loss)
-
-    def _note_outputs(self) -> None:
-        """Outputs of examples that are new in memory; those of dropped ones are forgotten."""
-        batch = self.memory.batch
-        ids = batch.ids.tolist()
-        fresh = [row for row, i in enumerate(ids) if i not in self._outputs]
-        if fresh:
-            outputs = predict(self._model, batch.take(torch.tensor(fresh)).inputs).cpu()
-            self._outputs |= {ids[row]: output for row, output in zip(fresh, outputs, strict=True)}
-        self._outputs = {i: self._outputs[i] for i in ids}
+        return fit(model, self.training, lambda: paired(model, arrived, dark, self.training, source), loss)

@@ -1,26 +1,27 @@
 """Experience replay: train on new and remembered examples together, without starting again."""
 
-from collections.abc import Iterator
-from typing import Literal, TypeAlias, Unpack, get_args
+import copy
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
-from recollect.embedding import MakeModel
-from recollect.learners.learner import TrainingOptions
-from recollect.learners.replay import ReplayLearner, paired
-from recollect.learners.training import Job, fit, weighted_mean
+from recollect.learners.learner import Learner, check_batch
+from recollect.learners.training import Task, fit, paired, weighted_mean
 from recollect.memories import Memory
+from recollect.randomness import generator
 
 Mix: TypeAlias = Literal["weighted", "union", "halves", "counts"]
 
 
-class ExperienceReplay(ReplayLearner):
+@dataclass(eq=False, repr=False, kw_only=True)
+class ExperienceReplay(Learner):
     """Trains on each arriving batch together with the memory; the model is kept, the memory updated afterwards.
 
-    The paper is silent on how new and remembered examples share a minibatch. Four readings, of which the first
-    estimates the loss over everything seen:
+    Adam starts anew with each batch. The paper is silent on how new and remembered examples share a minibatch. Four
+    readings, of which the first estimates the loss over everything seen:
 
     - "weighted": minibatches from the shuffled union; a new example weighs one, a remembered one its memory weight.
     - "union": the same, but all weigh one.
@@ -30,35 +31,48 @@ class ExperienceReplay(ReplayLearner):
     Args:
         make_model: returns a freshly initialised model at each call.
         memory: any memory.
-        mix: how new and remembered examples are mixed.
+        epochs: passes over each batch of the stream, and what is held with it.
+        lr: Adam's step size.
+        weight_decay: Adam's pull towards zero.
+        batch_size: examples per step.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        progress: show a progress bar in a terminal while training.
         seed: the same seed, stream and memory give the same model.
-        **training: `epochs` (200), `lr` (3e-4), `weight_decay` (1e-4), `batch_size` (100), `loss` ("cross_entropy").
+        mix: how new and remembered examples are mixed.
     """
 
-    def __init__(
-        self,
-        make_model: MakeModel,
-        memory: Memory,
-        *,
-        mix: Mix = "weighted",
-        seed: int = 0,
-        **training: Unpack[TrainingOptions],
-    ) -> None:
-        if mix not in get_args(Mix):
-            raise ValueError(f"mix must be one of {', '.join(map(repr, get_args(Mix)))}, got {mix!r}")
-        super().__init__(make_model, memory, seed=seed, **training)
-        self.mix = mix
+    memory: Memory = field(kw_only=False)
+    mix: Mix = "weighted"
 
-    def rehearsing(
-        self, model: nn.Module, arrived: Batch, held: Batch | None, source: torch.Generator
-    ) -> Iterator[Job]:
-        if held is None or self.mix in ("weighted", "union"):
-            both = arrived if held is None else arrived.followed_by(held)
-            if self.mix == "union":
-                both = Batch(both.inputs, both.targets, torch.ones(len(both)), both.ids)
-            yield Job(model, both, self.training, source)
-            return
-        size = self.training.batch_size
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mix not in get_args(Mix):
+            raise ValueError(f"mix must be one of {', '.join(map(repr, get_args(Mix)))}, got {self.mix!r}")
+        self._model = self._fresh_model()
+
+    def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
+        model = trained
+        if model is None:
+            task = self.pending(inputs, targets)
+            model = self._train_in_pairs(inputs, targets) if task is None else self._train(task)
+        self.memory.update(inputs, targets, model=model)
+        self._model = model
+
+    def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:
+        if inputs is None or (len(self.memory) and self.mix in ("halves", "counts")):
+            return None
+        held = self.memory.batch if len(self.memory) else None
+        arrived = check_batch(inputs, targets, held)
+        both = arrived if held is None else arrived.followed_by(held)
+        if self.mix == "union":
+            both = Batch(both.inputs, both.targets, torch.ones(len(both)), both.ids)
+        return Task(copy.deepcopy(self._model), both, generator(self.seed, "training", self.memory.seen))
+
+    def _train_in_pairs(self, inputs: Any, targets: Any) -> nn.Module:
+        held = self.memory.batch
+        arrived = check_batch(inputs, targets, held)
+        model, source = copy.deepcopy(self._model), generator(self.seed, "training", self.memory.seen)
         share = len(arrived) / (len(arrived) + self.memory.seen) if self.mix == "counts" else 0.5
 
         def mean_loss(part: Batch) -> Tensor:
@@ -67,4 +81,4 @@ class ExperienceReplay(ReplayLearner):
         def loss(parts: tuple[Batch, Batch]) -> Tensor:
             return share * mean_loss(parts[0]) + (1 - share) * mean_loss(parts[1])
 
-        fit(model, self.training, lambda: paired(arrived, held, size, source), loss)
+        return fit(model, self.training, lambda: paired(model, arrived, held, self.training, source), loss)

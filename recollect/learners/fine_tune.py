@@ -1,37 +1,45 @@
 """The lower bound: train on what arrives and remember nothing."""
 
 import copy
-from collections.abc import Iterator
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
-from recollect.embedding import MakeModel
-from recollect.learners.learner import Learner, TrainingOptions, check_batch
-from recollect.learners.training import Job
+from recollect.learners.learner import Learner, check_batch
+from recollect.learners.training import Task
 from recollect.randomness import generator
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class FineTune(Learner):
     """Goes on training the same model on each batch alone, and forgets.
 
     Args:
         make_model: returns a freshly initialised model at each call.
+        epochs: passes over each batch of the stream.
+        lr: Adam's step size.
+        weight_decay: Adam's pull towards zero.
+        batch_size: examples per step.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        progress: show a progress bar in a terminal while training.
         seed: the same seed and stream give the same model.
-        **training: `epochs` (200), `lr` (3e-4), `weight_decay` (1e-4), `batch_size` (100), `loss` ("cross_entropy").
     """
 
-    def __init__(self, make_model: MakeModel, *, seed: int = 0, **training: Unpack[TrainingOptions]) -> None:
-        super().__init__(make_model, seed=seed, **training)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._model = self._fresh_model()
         self._observed = 0
 
-    @property
-    def model(self) -> nn.Module:
-        return self._model
+    def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
+        task = self._task(inputs, targets)
+        self._model = self._train(task) if trained is None else trained
+        self._observed += len(task.batch)
 
-    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
-        arrived = check_batch(inputs, targets, None)
-        model = copy.deepcopy(self._model)
-        yield Job(model, arrived, self.training, generator(self.seed, "training", self._observed))
-        self._model, self._observed = model, self._observed + len(arrived)
+    def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:
+        return None if inputs is None else self._task(inputs, targets)
+
+    def _task(self, inputs: Any, targets: Any) -> Task:
+        source = generator(self.seed, "training", self._observed)
+        return Task(copy.deepcopy(self._model), check_batch(inputs, targets), source)

@@ -1,19 +1,19 @@
 """GDumb (Prabhu et al. 2020): train from scratch on the memory alone."""
 
-from collections.abc import Iterator
-from typing import Any, Unpack
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from recollect.batch import Batch
-from recollect.embedding import MakeModel
-from recollect.learners.learner import RehearsalLearner, TrainingOptions
-from recollect.learners.training import Job
+from recollect.learners.learner import Learner
+from recollect.learners.training import Task
 from recollect.memories import Memory
 from recollect.randomness import generator
 
 
-class GDumb(RehearsalLearner):
+@dataclass(eq=False, repr=False, kw_only=True)
+class GDumb(Learner):
     """Whenever asked, a fresh model trained on what is in memory, and on nothing else.
 
     Training happens only when it is needed: `predict` and `model` retrain if the memory has changed since, however it
@@ -22,8 +22,14 @@ class GDumb(RehearsalLearner):
     Args:
         make_model: returns a freshly initialised model at each call.
         memory: any memory.
+        epochs: passes over the memory at each training.
+        lr: Adam's step size.
+        weight_decay: Adam's pull towards zero.
+        batch_size: examples per step.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        progress: show a progress bar in a terminal while training.
         seed: the same seed and memory give the same model.
-        **training: `epochs` (200), `lr` (3e-4), `weight_decay` (1e-4), `batch_size` (100), `loss` ("cross_entropy").
 
     Example:
         >>> from recollect import Reservoir, datasets, models
@@ -34,33 +40,25 @@ class GDumb(RehearsalLearner):
         torch.Size([360, 10])
     """
 
-    def __init__(
-        self, make_model: MakeModel, memory: Memory, *, seed: int = 0, **training: Unpack[TrainingOptions]
-    ) -> None:
-        super().__init__(make_model, memory, seed=seed, **training)
-        self._model: nn.Module | None = None
+    memory: Memory = field(kw_only=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._trained_on: Batch | None = None
 
-    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
+    def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
+        if trained is not None:
+            self.accept(trained)
         model = None
-        if self.memory.needs_model and len(self.memory):
-            yield from self.preparing()
-            model = self._model
-        elif self.memory.needs_model:
-            model = self._fresh_model()
+        if self.memory.needs_model:
+            model = self.model if len(self.memory) else self._fresh_model()
         self.memory.update(inputs, targets, model=model)
 
-    def preparing(self) -> Iterator[Job]:
+    def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:
+        if inputs is not None and not (self.memory.needs_model and len(self.memory)):
+            return None
         batch = self.memory.batch
-        if self._model is None or self._trained_on is not batch:
-            model = self._fresh_model()
-            yield Job(model, batch, self.training, generator(self.seed, "training"))
-            self._model, self._trained_on = model, batch
+        return None if batch is self._trained_on else Task(self._fresh_model(), batch, generator(self.seed, "training"))
 
-    @property
-    def model(self) -> nn.Module:
-        """The model trained on the memory as it is now."""
-        for job in self.preparing():
-            job.run()
-        assert self._model is not None
-        return self._model
+    def accept(self, trained: nn.Module) -> None:
+        self._model, self._trained_on = trained, self.memory.batch

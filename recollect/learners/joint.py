@@ -1,49 +1,48 @@
 """The upper bound: keep everything and train on all of it."""
 
-from collections.abc import Iterator
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from recollect.batch import Batch
-from recollect.embedding import MakeModel
-from recollect.learners.learner import Learner, TrainingOptions, check_batch
-from recollect.learners.training import Job
+from recollect.learners.learner import Learner, check_batch
+from recollect.learners.training import Task
 from recollect.randomness import generator
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Joint(Learner):
     """Whenever asked, a fresh model trained on everything seen, all of which is kept.
 
     Args:
         make_model: returns a freshly initialised model at each call.
+        epochs: passes over everything seen at each training.
+        lr: Adam's step size.
+        weight_decay: Adam's pull towards zero.
+        batch_size: examples per step.
+        loss: a name or a function of outputs and targets that returns one loss per example.
+        optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        progress: show a progress bar in a terminal while training.
         seed: the same seed and stream give the same model.
-        **training: `epochs` (200), `lr` (3e-4), `weight_decay` (1e-4), `batch_size` (100), `loss` ("cross_entropy").
     """
 
-    def __init__(self, make_model: MakeModel, *, seed: int = 0, **training: Unpack[TrainingOptions]) -> None:
-        super().__init__(make_model, seed=seed, **training)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._everything: Batch | None = None
-        self._model: nn.Module | None = None
+        self._trained = False
 
-    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
-        yield from ()  # trains when asked
+    def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
         arrived = check_batch(inputs, targets, self._everything)
         self._everything = arrived if self._everything is None else self._everything.followed_by(arrived)
-        self._model = None
+        self._trained = False
 
-    @property
-    def model(self) -> nn.Module:
-        """The model trained on everything seen."""
-        for job in self.preparing():
-            job.run()
-        assert self._model is not None
-        return self._model
-
-    def preparing(self) -> Iterator[Job]:
+    def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:
+        if inputs is not None or self._trained:
+            return None
         if self._everything is None:
             raise ValueError("the learner must have seen data, got none so far: call observe first")
-        if self._model is None:
-            model = self._fresh_model()
-            yield Job(model, self._everything, self.training, generator(self.seed, "training"))
-            self._model = model
+        return Task(self._fresh_model(), self._everything, generator(self.seed, "training"))
+
+    def accept(self, trained: nn.Module) -> None:
+        self._model, self._trained = trained, True

@@ -1,100 +1,92 @@
 """What all learners share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, TypedDict, Unpack
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
 from recollect.batch import Batch, check_same_form
 from recollect.checks import check_seed
 from recollect.embedding import MakeModel, draw_model
-from recollect.learners.training import Job, Training, predict
+from recollect.learners.training import MakeOptimizer, Task, Training, predict, train
 from recollect.losses import LossFunction
 from recollect.memories import Memory
 from recollect.randomness import derive_seed
 
 
-class TrainingOptions(TypedDict, total=False):
-    """How to train: passes, Adam's step size and weight decay, examples per step, and the loss."""
-
-    epochs: int
-    lr: float
-    weight_decay: float
-    batch_size: int
-    loss: str | LossFunction
-
-
+@dataclass(eq=False, repr=False, kw_only=True)
 class Learner(ABC):
     """Sees a stream batch by batch and can be asked for predictions at any time.
 
-    Args:
-        make_model: returns a freshly initialised model at each call.
-        memory: what is remembered; None for learners without one.
-        seed: the same seed, stream and memory give the same model.
-        **training: `epochs` (200), `lr` (3e-4), `weight_decay` (1e-4), `batch_size` (100), `loss` ("cross_entropy").
+    A concrete learner says what it trains, in `pending`, and what else it does with a batch, in `observe`.
     """
 
-    def __init__(
-        self, make_model: MakeModel, memory: Memory | None = None, *, seed: int = 0, **training: Unpack[TrainingOptions]
-    ) -> None:
-        self._make_model = make_model
-        self._memory = memory
-        self.training = Training(**training)
-        self.seed = check_seed(seed)
+    make_model: MakeModel = field(kw_only=False)
+    memory: Memory | None = field(init=False, default=None)
+    epochs: int = 200
+    lr: float = 3e-4
+    weight_decay: float = 1e-4
+    batch_size: int = 100
+    loss: str | LossFunction = "cross_entropy"
+    optimizer: MakeOptimizer | None = None
+    progress: bool = False
+    seed: int = 0
 
-    def observe(self, inputs: Any, targets: Any) -> None:
-        """Take in a batch of the stream. On any error the learner is as before."""
-        for job in self.observing(inputs, targets):
-            job.run()
+    def __post_init__(self) -> None:
+        self._model: nn.Module
+        self.training = Training(
+            self.epochs, self.lr, self.weight_decay, self.batch_size, self.loss, self.optimizer, self.progress
+        )
+        self.seed = check_seed(self.seed)
+        if self.memory is not None and not isinstance(self.memory, Memory):
+            raise ValueError(f"memory must be a recollect memory, got {type(self.memory).__name__}")
 
     @abstractmethod
-    def observing(self, inputs: Any, targets: Any) -> Iterator[Job]:
-        """As `observe`, leaving training to the caller: each job must be done before the next is asked for.
+    def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
+        """Take in a batch of the stream. On any error the learner is as before.
 
-        So the models of many learners can be trained together.
+        Args:
+            inputs: a tensor, or a dict or tuple of tensors, one row per example.
+            targets: one row per example.
+            trained: the model of `pending(inputs, targets)`, if it has been trained already, as one of many.
         """
 
-    def preparing(self) -> Iterator[Job]:
-        """What must be trained before `model` can be had; nothing for learners that train as they observe."""
-        yield from ()
-
-    @property
     @abstractmethod
-    def model(self) -> nn.Module:
-        """The model as it is now."""
+    def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:
+        """What would be trained next: by `observe` of these examples or, without any, by `predict`.
+
+        None if that is nothing, or nothing as plain as a weighted batch. Asking changes nothing.
+        """
+
+    def accept(self, trained: nn.Module) -> None:
+        """Take over the model of `pending()`, trained elsewhere."""
+        self._model = trained
 
     @property
-    def memory(self) -> Memory | None:
-        """What is remembered, if this learner remembers."""
-        return self._memory
+    def model(self) -> nn.Module:
+        """The model as it is now; learners that train only when asked do so here, if anything has changed."""
+        task = self.pending()
+        if task is not None:
+            self.accept(self._train(task))
+        return self._model
 
     def predict(self, inputs: Any) -> Tensor:
         """The model's outputs (logits) for these inputs."""
         return predict(self.model, inputs)
 
+    def __repr__(self) -> str:
+        remembered = "" if self.memory is None else f"{self.memory!r}, "
+        return f"{type(self).__name__}({remembered}epochs={self.epochs}, seed={self.seed})"
+
     def _fresh_model(self) -> nn.Module:
-        return draw_model(self._make_model, derive_seed(self.seed, "initial model"))
+        return draw_model(self.make_model, derive_seed(self.seed, "initial model"))
+
+    def _train(self, task: Task) -> nn.Module:
+        return train(task.model, task.batch, self.training, task.generator)
 
 
-class RehearsalLearner(Learner):
-    """A learner that has a memory."""
-
-    def __init__(
-        self, make_model: MakeModel, memory: Memory, *, seed: int = 0, **training: Unpack[TrainingOptions]
-    ) -> None:
-        if not isinstance(memory, Memory):
-            raise ValueError(f"memory must be a recollect memory, got {type(memory).__name__}")
-        super().__init__(make_model, memory, seed=seed, **training)
-
-    @property
-    def memory(self) -> Memory:
-        """What is remembered."""
-        assert self._memory is not None
-        return self._memory
-
-
-def check_batch(inputs: Any, targets: Any, known: Batch | None) -> Batch:
+def check_batch(inputs: Any, targets: Any, known: Batch | None = None) -> Batch:
     """A batch of the stream, complete, finite, and of the same form as what is known."""
     arrived = Batch.arriving(inputs, targets)
     if known is not None:

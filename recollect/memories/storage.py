@@ -1,45 +1,78 @@
 """A folder that is always in its old or its new state, read without trusting it.
 
-A folder holds `memory.json` and the tensor file that it names by the hash of its content. Writing puts the
-new tensor file beside the old one, then replaces the JSON file, which is the one atomic step; what the JSON does not
-name is left over from a crash, and removed by the next writing.
+    FOLDER/memory.json                    what is saved, sealed by a checksum; names the tensor file
+    FOLDER/tensors-<hash>.safetensors     named by the hash of its content
+    FOLDER/lock                           held while writing
+
+Writing puts the new tensor file beside the old one, then replaces the JSON file, which is the one atomic step; what the
+JSON does not name is left over, and removed. Readers need no lock: a tensor file that is gone when they come for it
+has been replaced by another, which they then read.
 """
 
-import hashlib
-import json
 import re
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from recollect.files import is_temporary, write_atomically
+from recollect.files import checksum, locked, remove_temporaries, seal, sync_folder, unseal, write_atomically
+from recollect.forms import parse
 
 FORMAT = "recollect memory"
-VERSION = 1
+VERSION = 2
 JSON_NAME = "memory.json"
 
 _TENSOR_NAME = re.compile(r"tensors-[0-9a-f]{64}\.safetensors")
 
 
+@dataclass(frozen=True)
+class InputsForm:
+    """How the inputs are put together from tensors."""
+
+    kind: Literal["tensor", "dict", "tuple"]
+    names: list[str]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What every memory says of itself; a memory may add plain data of its own under other names."""
+
+    memory: str
+    capacity: int
+    seed: int
+    seen: int
+    inputs: InputsForm | None
+    options: dict[str, Any]
+
+
 def write_folder(folder: str | PathLike[str], description: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Replace what the folder holds, all at once."""
+    """Replace what the folder holds, all at once; several may write and read at once."""
     folder = Path(folder)
     if folder.is_file():
         raise ValueError(f"a memory is saved to a folder, got the file {str(folder)!r}")
-    folder.mkdir(parents=True, exist_ok=True)
     content = save_tensors({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
-    name = f"tensors-{hashlib.sha256(content).hexdigest()}.safetensors"
-    document = {"format": FORMAT, "version": VERSION, **description, "tensors": name}
-    write_atomically(folder / name, content)
-    write_atomically(folder / JSON_NAME, json.dumps(document, indent=2).encode())
-    for other in folder.iterdir():
-        if other.name != name and (_TENSOR_NAME.fullmatch(other.name) or is_temporary(other)):
-            other.unlink(missing_ok=True)
+    name = f"tensors-{checksum(content)}.safetensors"
+    try:
+        document = seal({"format": FORMAT, "version": VERSION, **description, "tensors": name})
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"the options of a memory must be plain data to be saved, got another thing: {error}"
+        ) from None
+    _check(document, tensors, "the memory")  # what cannot be read again is not written
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "lock"):
+        remove_temporaries(folder)
+        write_atomically(folder / name, content)
+        write_atomically(folder / JSON_NAME, document)
+        for other in folder.iterdir():
+            if other.name != name and _TENSOR_NAME.fullmatch(other.name):
+                other.unlink(missing_ok=True)
+    sync_folder(folder.parent)
 
 
 def read_folder(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -48,29 +81,61 @@ def read_folder(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     path = folder / JSON_NAME
     if not path.is_file():
         raise ValueError(f"a saved memory must hold a file {JSON_NAME}, got none in {str(folder)!r}")
-    try:
-        document = json.loads(path.read_bytes())
-    except ValueError:
-        raise ValueError(f"{str(path)!r} must be a JSON file, got something else: it is damaged") from None
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"{str(path)!r} must describe a {FORMAT}, got something else")
-    version = document.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise ValueError(
-            f"{str(folder)!r} must be of format version {VERSION} or older, got {version!r}: update recollect"
-        )
-    name = document.get("tensors")
-    # A name from outside is only ever one of ours: nothing that could lead out of the folder.
-    if not isinstance(name, str) or not _TENSOR_NAME.fullmatch(name):
-        raise ValueError(f"{str(path)!r} must name a tensor file of its folder, got {name!r}")
-    tensor_path = folder / name
-    if not tensor_path.is_file():
-        raise ValueError(f"{str(folder)!r} must hold the file {name}, which is missing: it is incomplete")
-    content = tensor_path.read_bytes()
-    if f"tensors-{hashlib.sha256(content).hexdigest()}.safetensors" != name:
-        raise ValueError(f"{str(tensor_path)!r} must have the content it was saved with: it is damaged or truncated")
+    document = path.read_bytes()
+    while True:
+        name = _described(document, repr(str(path)))["tensors"]
+        try:
+            content = (folder / name).read_bytes()
+            break
+        except FileNotFoundError:
+            before, document = document, path.read_bytes()
+            if document == before:
+                raise ValueError(
+                    f"{str(folder)!r} must hold the file {name}, which is missing: it is incomplete"
+                ) from None
+    if f"tensors-{checksum(content)}.safetensors" != name:
+        raise ValueError(f"{str(folder / name)!r} must have the content it was saved with: it is damaged or truncated")
     try:
         tensors = load_tensors(content)
-    except SafetensorError as error:
-        raise ValueError(f"{str(tensor_path)!r} must be a safetensors file: {error}") from None
-    return document, tensors
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{str(folder / name)!r} must be a safetensors file: {error}") from None
+    return _check(document, tensors, repr(str(path))), tensors
+
+
+def _described(content: bytes, what: str) -> dict[str, Any]:
+    """The document, with all that every memory has, in its form."""
+    if b'"version": 1,' in content[:100]:
+        raise ValueError(
+            f"{what} must be of format version {VERSION}, got 1: an older recollect wrote it, whose choices this one "
+            "cannot go on with: make the memory anew"
+        )
+    document = unseal(content, what)
+    if document.get("format") != FORMAT:
+        raise ValueError(f"{what} must describe a {FORMAT}, got something else")
+    version = document.get("version")
+    if version != VERSION:
+        raise ValueError(f"{what} must be of format version {VERSION}, got {version!r}: update recollect")
+    known = Description.__dataclass_fields__
+    described = parse(Description, {name: value for name, value in document.items() if name in known}, what)
+    if described.capacity < 1 or described.seed < 0 or described.seen < 0:
+        raise ValueError(f"{what} must hold a capacity of at least 1, a seed and a count, got others: it is damaged")
+    # A name from outside is only ever one of ours: nothing that could lead out of the folder.
+    name = document.get("tensors")
+    if not isinstance(name, str) or not _TENSOR_NAME.fullmatch(name):
+        raise ValueError(f"{what} must name a tensor file of its folder, got {name!r}")
+    return {**document, **asdict(described)}
+
+
+def _check(content: bytes, tensors: dict[str, Tensor], what: str) -> dict[str, Any]:
+    """The document, if the tensors are those that it speaks of."""
+    document = _described(content, what)
+    form, needed = document["inputs"], ["generator"]
+    if form is not None:
+        needed += ["targets", "weights", "ids", *(f"inputs.{name}" for name in form["names"])]
+    for name in needed:
+        if name not in tensors:
+            raise ValueError(f"{what} must come with the tensor {name!r}, which is missing: it is damaged")
+    lengths = {len(tensors[name]) if tensors[name].ndim else None for name in needed[1:]}
+    if form is not None and (len(lengths) != 1 or None in lengths or not form["names"]):
+        raise ValueError(f"{what} must come with tensors of one length, got {sorted(map(str, lengths))}: it is damaged")
+    return document

@@ -9,9 +9,9 @@ from jinja2 import Environment, StrictUndefined
 
 from recollect import datasets
 from recollect.experiments import figures
-from recollect.experiments.tables import NAMES, Results, difference_table, summarise
+from recollect.experiments.tables import NAMES, Results, counting, difference_table, summarise, varying
 from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, paper_results
-from recollect.report.page import accuracy_tables, cost_table, difference_tables, other_settings
+from recollect.report.page import accuracy_tables, cost_table, difference_tables, learners_of, other_settings
 
 
 def write_document(results: Results, path: Path) -> str:
@@ -19,7 +19,7 @@ def write_document(results: Results, path: Path) -> str:
     template = resources.files("recollect.report").joinpath("document.md.j2").read_text()
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # Markdown: not escaped
     folder = path.parent / "images" / path.stem
-    learners = [name for name in ("gdumb", "er") if any(r["learner"] == name for r in results)]
+    learners = learners_of(results)
     pictures = {}
     for name, title, figure in _figures(results, learners):
         png, _ = figures.save(figure, folder / name)
@@ -72,14 +72,14 @@ def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]
             continue  # nothing to compare yet
         title = f"{NAMES[name]}: gradient matching less Reservoir"
         made.append((f"gain-{name}", title, figures.gain_over_reservoir(results, name)))
-    changed = {name for r in results for name in r["options"]}
+    changed = {name for r in varying(results) for name in r["options"]}
     if changed & {"inits", "dim"}:
         made.append(("sensitivity", "Sensitivity to S, d and lambda", figures.sensitivity(results)))
     if "init" in changed:
         made.append(("initialisation", "Other initialisations", figures.initialisation(results)))
     if "center" in changed:
         made.append(("regularisation", "Pulled towards equal weights or zero", figures.regularisation(results)))
-    if any(r["every_task"] for r in results):
+    if any(r["every_task"] for r in counting(results)):
         made.append(("per-task", "After each batch of the stream", figures.per_task(results)))
     if datasets.find("covertype") is not None:
         frequencies = figures.class_frequencies(datasets.load("covertype"))
@@ -89,7 +89,7 @@ def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]
 
 def _missing(results: Results) -> list[str]:
     """Cells of the paper's tables that were not run, by learner and data set."""
-    ours = {(r["learner"], r["dataset"], r["memory"], r["size"]) for r in results if not r["options"]}
+    ours = summarise(results)
     told = []
     for learner in ("gdumb", "er"):
         for dataset in DATASETS:

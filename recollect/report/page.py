@@ -15,9 +15,18 @@ from numpy.typing import NDArray
 
 from recollect import datasets
 from recollect.datasets import Dataset
-from recollect.experiments.experiment import STREAMS
+from recollect.experiments.experiment import DEFAULT_STREAMS, STREAMS
 from recollect.experiments.figures import COLORS, class_frequencies
-from recollect.experiments.tables import NAMES, Results, Table, accuracy_table, difference_table, summarise
+from recollect.experiments.tables import (
+    NAMES,
+    Results,
+    Table,
+    accuracy_table,
+    counting,
+    departures,
+    difference_table,
+    summarise,
+)
 from recollect.experiments.targets import DATASETS, paper_results
 
 LoadDataset = Callable[[str], Dataset | None]
@@ -34,7 +43,7 @@ def build_page(results: Results, load: LoadDataset | None = None) -> str:
     load = _load_if_here if load is None else load
     template = resources.files("recollect.report").joinpath("page.html.j2").read_text()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    learners = [name for name in ("gdumb", "er") if any(r["learner"] == name for r in results)]
+    learners = learners_of(results)
     return environment.from_string(template).render(
         names=NAMES,
         n_results=len(results),
@@ -55,9 +64,14 @@ def _load_if_here(name: str) -> Dataset | None:
     return datasets.load(name) if name == "digits" or datasets.find(name) is not None else None
 
 
+def learners_of(results: Results) -> list[str]:
+    """Those of the paper's tables of which there are results."""
+    return [name for name in ("gdumb", "er") if any(r["learner"] == name for r in counting(results))]
+
+
 def accuracy_tables(results: Results, learner: str) -> list[Table]:
     """One for each data set of which there are results."""
-    present = {r["dataset"] for r in results if r["learner"] == learner}
+    present = {r["dataset"] for r in counting(results) if r["learner"] == learner}
     return [accuracy_table(results, learner, dataset) for dataset in DATASETS if dataset in present]
 
 
@@ -94,13 +108,13 @@ def _galleries(results: Results, load: LoadDataset) -> list[dict[str, Any]]:
     galleries: list[dict[str, Any]] = []
     for name in PICTURED:
         found: dict[str, dict[str, Any]] = {}
-        for r in results:
-            if r["dataset"] == name and r.get("kept_ids") and not r["options"] and r["rows"] is None:
+        for r in counting(results):
+            if r["dataset"] == name and r.get("kept_ids"):
                 found.setdefault(r["memory"], r)
         dataset = load(name) if found else None
         if dataset is None:
             continue
-        stream = STREAMS[next(iter(found.values()))["stream"]](dataset)
+        stream = STREAMS[DEFAULT_STREAMS[name]](dataset)
         images = np.concatenate([batch.inputs.numpy() for batch in stream.batches])
         labels = np.concatenate([batch.targets.numpy() for batch in stream.batches])
         for memory in (m for m in ("recollect", "gmc", "gmc-last-layer", "reservoir") if m in found):
@@ -154,8 +168,8 @@ def cost_table(results: Results) -> Table:
     Gradients of a batch are computed once for all sizes, and counted with the first.
     """
     groups: dict[tuple[str, str], dict[int, list[dict[str, Any]]]] = {}
-    for r in results:
-        if r["learner"] == "gdumb" and r.get("seconds_of") and not r["options"] and r["rows"] is None:
+    for r in counting(results):
+        if r["learner"] == "gdumb" and r.get("seconds_of"):
             groups.setdefault((r["dataset"], r["memory"]), {}).setdefault(r["size"], []).append(r)
     sizes = sorted({size for by_size in groups.values() for size in by_size})
     rows = []
@@ -177,9 +191,9 @@ def other_settings(results: Results) -> list[str]:
     """Runs that are not in the tables, because they were made with other settings: which, and how many."""
     counts: dict[str, int] = {}
     for r in results:
-        changed = [f"{name}={r[name]}" for name, plain in (("epochs", 200), ("rows", None)) if r[name] != plain]
-        changed += [f"{name}={value}" for name, value in sorted(r["options"].items())]
+        changed = departures(r)
         if changed:
-            text = f"{r['learner']}, {r['dataset']}, {r['memory']}: {', '.join(changed)}"
+            told = ", ".join(f"{name}={value}" for name, value in changed.items())
+            text = f"{r['learner']}, {r['dataset']}, {r['memory']}: {told}"
             counts[text] = counts.get(text, 0) + 1
     return [f"{text} ({count})" for text, count in sorted(counts.items())]

@@ -1,15 +1,16 @@
 """Tables in files: choosing rows once, and a memory of them in a folder."""
 
 from recollect.tabular.encoding import Encoding, fit_encoding
-from recollect.tabular.memory import MEMORIES, Settings, TableMemory, load_network, parse_bytes
+from recollect.tabular.memory import TABLE_MEMORIES, Settings, TableMemory, load_network, parse_bytes
 from recollect.tabular.reading import WRITTEN, find_files, pieces, write_table
 from recollect.tabular.selecting import export_table, select_rows
-from recollect.tabular.store import Store, Update
+from recollect.tabular.store import Recovery, Store, Update
 
 __all__ = [
-    "MEMORIES",
+    "TABLE_MEMORIES",
     "WRITTEN",
     "Encoding",
+    "Recovery",
     "Settings",
     "Store",
     "TableMemory",

@@ -1,6 +1,7 @@
-"""The commands for people with files: select, init, update, export, inspect."""
+"""The commands for people with files: select, init, update, export, inspect, recover."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -8,10 +9,12 @@ import typer
 from rich.console import Console
 
 from recollect.files import check_output, write_atomically
+from recollect.terminal import Interrupted, say
 
 if TYPE_CHECKING:
     from recollect.tabular.encoding import Task
     from recollect.tabular.memory import MakeNetwork, Settings, TableMemory
+    from recollect.tabular.store import Update
 
 Files = Annotated[list[str], typer.Argument(help="Tables: csv, parquet, ndjson, arrow or npz; globs are fine.")]
 Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
@@ -31,7 +34,7 @@ Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for scripts.
 
 def add_commands(app: typer.Typer) -> None:
     """Register them."""
-    for command in (select, init, update, export, inspect):
+    for command in (select, init, update, export, inspect, recover):
         app.command()(command)
 
 
@@ -60,10 +63,12 @@ def select(
     answer = {"rows": taken.rows, "kept": rows, "output": str(output), **_about(held), **taken.as_data()}
     _answer(
         answer,
-        f"{rows} of {taken.rows:,} rows, for {held.encoding.task} of {target!r}: {output}\n"
-        f"{held.encoding.n_features} features; {taken.rows / taken.seconds:,.0f} rows per second, "
-        f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding"
-        + ("" if taken.error is None else f"; matching error {taken.error:.4f}"),
+        [
+            f"{rows} of {taken.rows:,} rows, for {held.encoding.task} of {target!r}: {output}",
+            f"{held.encoding.n_features} features; {taken.rows / taken.seconds:,.0f} rows per second, "
+            f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding"
+            + ("" if taken.error is None else f"; matching error {taken.error:.4f}"),
+        ],
         quiet,
         as_json,
     )
@@ -89,8 +94,8 @@ def init(
     settings = _settings(target, size, memory, task, ignore, classes, model, seed, memory_limit)
     _network(model)  # says so now if it cannot be found
     Store.create(store, settings)
-    text = f"A store for {size} rows: {store}\nNext: recollect update {store} FILE"
-    _answer({"store": str(store), **settings.as_data()}, text, quiet, as_json)
+    lines = [f"A store for {size} rows: {store}", f"Next: recollect update {store} FILE"]
+    _answer({"store": str(store), **settings.as_data()}, lines, quiet, as_json)
 
 
 def update(
@@ -105,32 +110,41 @@ def update(
     """Take files into a store; a file that was taken before is not counted twice."""
     from recollect.tabular import Store, find_files
 
-    opened = Store(store)
-    paths = find_files(files)
-    err = Console(stderr=True)
+    opened, paths, network = Store(store), find_files(files), _network(model)
+    before = opened.number()
+    answers: list[dict[str, Any]] = []
+    try:
+        for path in paths:
+            [done] = opened.update(
+                [path],
+                make_network=network,
+                force=force,
+                wait=wait,
+                say=lambda text: None if quiet else say(text, err=True),
+                progress=not (quiet or as_json),
+            )
+            answers.append(_told(path, done))
+            _answer(None, _sentences(path, done), quiet, as_json)
+    except KeyboardInterrupt:
+        # What is in the store counts, not what there was time to say.
+        taken = opened.number() - before
+        raise Interrupted(f"{taken} of {len(paths)} files were taken" if taken else "nothing was changed") from None
+    finally:
+        if as_json:  # what was taken is in the store, whatever became of the rest
+            typer.echo(json.dumps(answers))
 
-    def say(text: str) -> None:
-        if not quiet:
-            err.print(text)
 
-    answers = []
-    for path in paths:
-        [done] = opened.update(
-            [path], make_network=_network(model), force=force, wait=wait, say=say, progress=not (quiet or as_json)
-        )
-        answer: dict[str, Any] = {"file": str(path), "taken": done.taken is not None}
-        answer |= {"seen": done.seen, "kept": done.kept}
-        if done.taken is None:
-            text = f"{path}: taken before, not counted again (--force does)"
-        else:
-            answer |= done.taken.as_data()
-            text = f"{path}: {done.taken.rows:,} rows, {done.kept} kept of {done.seen:,} seen"
-            text += "" if done.taken.error is None else f", matching error {done.taken.error:.4f}"
-            text = "\n  ".join([text, *done.taken.drift.sentences()])
-        answers.append(answer)
-        _answer(None, text, quiet, as_json)
-    if as_json:
-        typer.echo(json.dumps(answers))
+def _told(path: Path, done: "Update") -> dict[str, Any]:
+    about = {"file": str(path), "taken": done.taken is not None, "seen": done.seen, "kept": done.kept}
+    return about if done.taken is None else about | done.taken.as_data()
+
+
+def _sentences(path: Path, done: "Update") -> list[str]:
+    if done.taken is None:
+        return [f"{path}: taken before, not counted again (--force does)"]
+    text = f"{path}: {done.taken.rows:,} rows, {done.kept} kept of {done.seen:,} seen"
+    text += "" if done.taken.error is None else f", matching error {done.taken.error:.4f}"
+    return [text, *(f"  {sentence}" for sentence in done.taken.drift.sentences())]
 
 
 def export(store: Folder, output: Output, quiet: Quiet = False, as_json: Json = False) -> None:
@@ -140,7 +154,7 @@ def export(store: Folder, output: Output, quiet: Quiet = False, as_json: Json = 
     check_output(output, WRITTEN)
     held = Store(store).load()
     rows = export_table(held, output)
-    _answer({"kept": rows, "seen": held.memory.seen, "output": str(output)}, f"{rows} rows: {output}", quiet, as_json)
+    _answer({"kept": rows, "seen": held.memory.seen, "output": str(output)}, [f"{rows} rows: {output}"], quiet, as_json)
 
 
 def inspect(
@@ -165,7 +179,17 @@ def inspect(
         for table in terminal_tables(found):
             console.print(table)
         if html is not None:
-            console.print(f"The page: {html}", soft_wrap=True)
+            say(f"The page: {html}")
+
+
+def recover(store: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Point a damaged store at its newest generation that is whole."""
+    from recollect.tabular import Store
+
+    found = Store.recover(store)
+    what = "was whole, nothing was changed" if found.was_whole else f"goes on from generation {found.number}"
+    text = f"{store} {what}: {found.kept} rows kept of {found.seen:,} seen in {found.files} files"
+    _answer({"store": str(store), **asdict(found)}, [text], quiet, as_json)
 
 
 def _settings(
@@ -196,9 +220,9 @@ def _about(held: "TableMemory") -> dict[str, Any]:
     return {"task": encoding.task, "features": encoding.n_features, "classes": encoding.classes}
 
 
-def _answer(answer: dict[str, Any] | None, text: str, quiet: bool, as_json: bool) -> None:
+def _answer(answer: dict[str, Any] | None, lines: list[str], quiet: bool, as_json: bool) -> None:
     if as_json:
         if answer is not None:
             typer.echo(json.dumps(answer))
     elif not quiet:
-        typer.echo(text)
+        say(*lines)

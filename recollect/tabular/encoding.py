@@ -8,8 +8,8 @@ the encoding was made are compressed, not cut, so that drifting data stay told a
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ MOST_CLASSES = 1000
 _FEW_CLASSES = 100  # an integer target with more values than this is a quantity
 _FEW_TEXTS = 20
 _FAR = 3.0  # in standard deviations
+_LARGEST = 1e100  # squares of larger numbers may overflow
 _MISSING = ("NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "?", "-")
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _CODE = r"^\s*[+-]?0\d"  # 007 is a name, not a number
@@ -116,7 +117,11 @@ class Encoding:
             numbers = _numbers(self.target, values)
             if not np.isfinite(numbers).all():
                 raise ValueError(f"the target {self.target!r} must be finite numbers, got NaN or infinity")
-            return torch.from_numpy(((numbers - self.mean) / self.scale).astype(np.float32))[:, None]
+            with np.errstate(over="ignore"):
+                standard = torch.from_numpy(((numbers - self.mean) / self.scale).astype(np.float32))[:, None]
+            if not torch.isfinite(standard).all():
+                raise ValueError(f"the target {self.target!r} must stay near the first file's, got {numbers.max():g}")
+            return standard
         names = _class_names(values)
         known = {name: i for i, name in enumerate(self.classes)}
         for name in dict.fromkeys(names):
@@ -127,18 +132,6 @@ class Encoding:
         if len(self.classes) > MOST_CLASSES:
             raise ValueError(f"the target {self.target!r} must have at most {MOST_CLASSES} classes, got more")
         return torch.tensor([known[name] for name in names])
-
-    def as_data(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "Encoding":
-        """What `as_data` gave; any other thing is refused."""
-        try:
-            columns = [Column(**column) for column in data["columns"]]
-            return cls(**{**data, "columns": columns})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"the encoding must be one that was saved, got another thing ({error})") from None
 
 
 def fit_encoding(
@@ -211,7 +204,7 @@ class _Summary:
         self.name, self.is_target = name, is_target
         self.count = self.missing = 0
         self.is_text = _is_text(kind)
-        self.is_date = pa.types.is_temporal(kind)
+        self.is_date = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
         self.is_boolean = pa.types.is_boolean(kind)
         self.may_be: set[str] = {"number", "date"} if self.is_text else set()
         self.numbers: _Moments | None = _Moments()
@@ -365,7 +358,12 @@ def _numbers(name: str, values: pa.ChunkedArray) -> NDArray[np.float64]:
         numbers = values.cast(pa.float64(), safe=False)
     except pa.ArrowException:
         raise ValueError(f"column {name!r} must hold numbers as in the first file, got other text") from None
-    return np.asarray(pc.fill_null(numbers, math.nan), dtype=np.float64)
+    found = np.asarray(pc.fill_null(numbers, math.nan), dtype=np.float64)
+    if (large := found[(np.abs(found) > _LARGEST) & np.isfinite(found)]).size:
+        raise ValueError(
+            f"column {name!r} must hold numbers of at most {_LARGEST:g}, got {large[0]:g}: rescale it or pass --ignore"
+        )
+    return found
 
 
 def _seconds(values: pa.ChunkedArray) -> NDArray[np.float64]:

@@ -9,10 +9,10 @@ import matplotlib
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
-from rich.markup import escape
 from rich.table import Table
 
 from recollect.tabular.store import Store
+from recollect.terminal import cell
 
 _INK = "#1f6fb4"
 _MANY = 30  # classes or files shown in a plot at most
@@ -21,14 +21,14 @@ _MANY = 30  # classes or files shown in a plot at most
 def inspection(store: Store) -> dict[str, Any]:
     """Counts by class and by file, weights, matching error over time, and what drifted."""
     about: dict[str, Any] = {"store": str(store.folder), "settings": store.settings.as_data(), "seen": 0, "kept": 0}
-    if store.state() is None:
+    if not store.number():
         return {**about, "task": None, "classes": [], "files": [], "weights": []}
     held, taken = store.read()
     batch = held.memory.batch
     weights, ids = batch.weights.double().numpy(), batch.ids.numpy()
     seen: dict[str, int] = {}
     for entry in taken:
-        for name, count in entry["class_counts"].items():
+        for name, count in entry.class_counts.items():
             seen[name] = seen.get(name, 0) + count
     classes = []
     for label, name in enumerate(held.encoding.classes):
@@ -36,9 +36,9 @@ def inspection(store: Store) -> dict[str, Any]:
         classes.append(_counts(name, seen.get(name, 0), weights[mine]))
     files = []
     for entry in taken:
-        mine = (ids >= entry["first"]) & (ids < entry["first"] + entry["rows"])
-        more = {name: entry[name] for name in ("hash", "time", "error", "seconds", "rows_per_second", "drift")}
-        files.append({**_counts(entry["name"], entry["rows"], weights[mine]), **more})
+        mine = (ids >= entry.first) & (ids < entry.first + entry.rows)
+        more = {name: getattr(entry, name) for name in ("hash", "time", "error", "seconds", "rows_per_second", "drift")}
+        files.append({**_counts(entry.name, entry.rows, weights[mine]), **more})
     about |= {"seen": held.memory.seen, "kept": len(batch), "task": held.encoding.task}
     return {**about, "classes": classes, "files": files, "weights": weights.tolist()}
 
@@ -51,9 +51,9 @@ def terminal_tables(found: dict[str, Any]) -> list[Table]:
     about.add_column()
     about.add_column(overflow="fold")
     for name in ("store", "task"):
-        about.add_row(name, escape(str(found[name] or "not known yet")))
+        about.add_row(name, cell(found[name] or "not known yet"))
     for name in ("target", "size", "memory", "seed"):
-        about.add_row(name, escape(str(settings[name])))
+        about.add_row(name, cell(settings[name]))
     if found["weights"]:
         low, middle, high = np.quantile(found["weights"], [0, 0.5, 1])
         about.add_row("weights", f"{low:.2f} to {high:.2f}, median {middle:.2f}, sum {sum(found['weights']):,.0f}")
@@ -69,7 +69,7 @@ def terminal_tables(found: dict[str, Any]) -> list[Table]:
         table.add_column("what is new", overflow="fold")
         for entry in found["files"]:
             error = "" if entry["error"] is None else f"{entry['error']:.4f}"
-            table.add_row(*_cells(entry), error, escape("; ".join(entry["drift"])))
+            table.add_row(*_cells(entry), error, cell("; ".join(entry["drift"])))
         tables.append(table)
     return tables
 
@@ -94,7 +94,7 @@ def _counted(what: str) -> Table:
 
 
 def _cells(entry: dict[str, Any]) -> list[str]:
-    return [escape(entry["name"]), f"{entry['seen']:,}", str(entry["kept"]), f"{entry['weight']:,.0f}"]
+    return [cell(entry["name"]), f"{entry['seen']:,}", str(entry["kept"]), f"{entry['weight']:,.0f}"]
 
 
 def _plots(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from recollect.memories import ClassBalanced, GradientMatching, Memory, Reservoi
 from recollect.tabular.encoding import Drift, Encoding, Task, fit_encoding
 from recollect.tabular.reading import pieces
 
-MEMORIES: dict[str, type[Memory]] = {
+TABLE_MEMORIES: dict[str, type[Memory]] = {
     "recollect": GradientMatching,
     "reservoir": Reservoir,
     "class-balanced": ClassBalanced,
@@ -36,6 +36,7 @@ MakeNetwork = Callable[[int, int], nn.Module]
 
 _EMBEDDING = 10_000  # numbers per row with the library's settings: S = 10 times d = 1000
 _BASE_BYTES = 700_000_000  # the interpreter with its libraries, and what is being read
+_ROW_BYTES = 4096  # for the row itself; wider rows are taken in fewer at a time
 _LEAST_ROWS = 500
 _ROOM = 16  # outputs of the network at least, so that classes may come later
 
@@ -47,7 +48,7 @@ class Settings:
     Attributes:
         target: the column to be predicted.
         size: how many rows are kept at most.
-        memory: a name of `MEMORIES`.
+        memory: a name of `TABLE_MEMORIES`.
         task: "classification" or "regression"; decided by the target's values if None.
         ignore: columns that are kept but not looked at.
         classes: for how many classes there is room; twice as many as in the first file by default.
@@ -69,8 +70,8 @@ class Settings:
     def __post_init__(self) -> None:
         check_count("size", self.size)
         check_seed(self.seed)
-        if self.memory not in MEMORIES:
-            raise ValueError(f"memory must be one of {', '.join(MEMORIES)}, got {self.memory!r}")
+        if self.memory not in TABLE_MEMORIES:
+            raise ValueError(f"memory must be one of {', '.join(TABLE_MEMORIES)}, got {self.memory!r}")
         if self.task not in (None, "classification", "regression"):
             raise ValueError(f"task must be classification or regression, got {self.task!r}")
         if self.classes is not None and self.classes < 2:
@@ -81,7 +82,7 @@ class Settings:
     def block_rows(self) -> int:
         """How many rows are taken in at a time."""
         chosen = self.size * _EMBEDDING * 28 + 40 * self.size**2  # what choosing keeps of the chosen
-        per_row = _EMBEDDING * 4.5 + 4096
+        per_row = _EMBEDDING * 4.5 + _ROW_BYTES
         rows = int((self.memory_limit - _BASE_BYTES - chosen) / per_row)
         if self.memory != "recollect":
             return max(rows, 10_000)
@@ -95,13 +96,6 @@ class Settings:
 
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> "Settings":
-        try:
-            return cls(**{**data, "ignore": tuple(data["ignore"])})
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"the settings must be those that were saved, got others ({error})") from None
 
 
 @dataclass
@@ -177,7 +171,7 @@ class TableMemory:
         return cls(settings, schema, encoding, make_network, progress=progress)
 
     def _make_memory(self, make_network: MakeNetwork | None) -> Memory:
-        settings, kind = self.settings, MEMORIES[self.settings.memory]
+        settings, kind = self.settings, TABLE_MEMORIES[self.settings.memory]
         if kind is ClassBalanced and self.encoding.task == "regression":
             raise ValueError("class-balanced needs a target with classes, got a quantity: choose another --memory")
         if kind is not GradientMatching:
@@ -197,7 +191,9 @@ class TableMemory:
         """Take in rows and choose anew. If that fails this object is of no more use; nothing else is touched."""
         taken = Taken()
         start = time.perf_counter()
-        for block in _blocks(tables, self.settings.block_rows):
+        most = self.settings.block_rows
+        rows = max(1, most * _ROW_BYTES // max(_ROW_BYTES, 4 * self.encoding.n_features))
+        for block in _blocks(tables, rows, most * _ROW_BYTES):
             features, targets = self._encode(block, taken)
             taken.reading_seconds = time.perf_counter() - start - taken.seconds
             before = time.perf_counter()
@@ -247,12 +243,12 @@ class TableMemory:
 
 def conform(piece: pa.Table, schema: pa.Schema, path: Path) -> pa.Table:
     """The rows with the columns of the first file; another schema is refused with the column named."""
-    for name in schema.names:
-        if name not in piece.schema.names:
-            raise ValueError(f"{str(path)!r} must have the column {name!r} of the first file, which is missing")
-    for name in piece.schema.names:
-        if name not in schema.names:
-            raise ValueError(f"{str(path)!r} must have the columns of the first file, got {name!r} besides")
+    wanted_names, names = schema.names, piece.schema.names
+    if wanted_names != names:
+        if missing := sorted(set(wanted_names) - set(names)):
+            raise ValueError(f"{str(path)!r} must have the column {missing[0]!r} of the first file, which is missing")
+        if more := sorted(set(names) - set(wanted_names)):
+            raise ValueError(f"{str(path)!r} must have the columns of the first file, got {more[0]!r} besides")
     columns = []
     for wanted in schema:
         column = piece.column(wanted.name)
@@ -295,17 +291,21 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * (1024 if match[3] else 1000) ** ("kmgt".find(match[2]) + 1 if match[2] else 0))
 
 
-def _blocks(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in blocks of a fixed number, whatever the pieces were; the last may be smaller."""
+def _blocks(tables: Iterable[pa.Table], rows: int, most_bytes: int) -> Iterator[pa.Table]:
+    """The same rows in blocks of a fixed number, whatever the pieces were; fewer where they are wide, or the last."""
     waiting: list[pa.Table] = []
-    count = 0
+    count = size = 0
     for table in tables:
         waiting.append(table)
-        count += table.num_rows
+        count, size = count + table.num_rows, size + table.nbytes
         while count >= rows:
             joined = pa.concat_tables(waiting)
             yield joined.slice(0, rows)
-            waiting, count = [joined.slice(rows)], count - rows
+            rest = joined.slice(rows)
+            waiting, count, size = [rest], rest.num_rows, rest.nbytes
+        if size >= most_bytes:
+            yield pa.concat_tables(waiting)
+            waiting, count, size = [], 0, 0
     if count:
         yield pa.concat_tables(waiting)
 

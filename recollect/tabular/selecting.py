@@ -1,5 +1,6 @@
 """Choosing rows of table files once, and writing chosen rows down."""
 
+import contextlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pyarrow.compute as pc
 from recollect.files import replacing
 from recollect.tabular.encoding import Encoding
 from recollect.tabular.memory import MakeNetwork, Settings, TableMemory, Taken, conform
-from recollect.tabular.reading import pieces, write_table
+from recollect.tabular.reading import pieces, retyped, write_table
 
 
 def select_rows(
@@ -42,13 +43,12 @@ def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:
     kinds = {column.name: column.kind for column in encoding.columns}
     if encoding.task == "regression":
         kinds[encoding.target] = "number"
-    for i, field in enumerate(table.schema):
-        if not pa.types.is_string(field.type) or (kinds.get(field.name) != "number" and field.name != encoding.target):
-            continue
-        for kind in (pa.int64(), pa.float64()):
-            try:
-                table = table.set_column(i, field.name, pc.utf8_trim_whitespace(table.column(i)).cast(kind))
-                break
-            except pa.ArrowException:
-                continue  # something that is no number, such as "NA": it stays as it is
-    return table
+
+    def typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        if pa.types.is_string(column.type) and (kinds.get(name) == "number" or name == encoding.target):
+            for kind in (pa.int64(), pa.float64()):
+                with contextlib.suppress(pa.ArrowException):
+                    return pc.utf8_trim_whitespace(column).cast(kind)
+        return column  # also if something is no number, such as "NA": it stays as it is
+
+    return retyped(table, typed)

@@ -1,40 +1,53 @@
 """A memory of table rows in a folder: files go in one by one, and it is always in its old or its new state.
 
     STORE/store.json               what it was made for; never changes
-    STORE/current.json             names the generation that counts: replacing this file is the one atomic step
+    STORE/current.json             the number of the generation that counts: replacing this file is the one atomic step
+    STORE/latest.json              the same number, written next: tells a lost or an old current.json from a new store
     STORE/generation-000007/       state.json (encoding, files taken), rows.arrow (kept rows), memory/ (see memories)
-    STORE/lock                     held while updating, by the process itself: gone when the process is
+    STORE/lock                     held while updating, by the process itself: let go when the process ends
 
 A generation is written whole before it is named. One that is not named is left over from a crash and is removed by the
-next update. The one before is kept for those who are reading it.
+next update. The one before is kept for those who are reading it. Each file is bound to the next by a checksum: the
+pointer holds that of the state, and the state those of the rows and of the memory.
 """
 
-import fcntl
-import hashlib
+import contextlib
 import json
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.ipc
 
-from recollect.files import is_temporary, write_atomically
+from recollect.batch import named_tensors
+from recollect.files import (
+    checksum,
+    is_temporary,
+    locked,
+    remove_temporaries,
+    seal,
+    sync_folder,
+    unseal,
+    write_atomically,
+)
+from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
 from recollect.tabular.encoding import Encoding
 from recollect.tabular.memory import MakeNetwork, Settings, TableMemory, Taken, conform
 from recollect.tabular.reading import content_hash, pieces
 
 FORMAT = "recollect store"
-VERSION = 1
+VERSION = 2
 
-_GENERATION = re.compile(r"generation-\d{6,12}")
+_GENERATION = re.compile(r"generation-(\d{6,12})")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,71 @@ class Update:
     taken: Taken | None  # None if it had been taken before
     seen: int
     kept: int
+
+
+@dataclass(frozen=True)
+class About:
+    """`store.json`."""
+
+    format: str
+    version: int
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Latest:
+    """`latest.json`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """`current.json`."""
+
+    number: int  # 0 until a file is taken
+    state: str | None  # the checksum of state.json
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file that was taken in."""
+
+    name: str
+    hash: str
+    first: int  # the place of its first row in the stream
+    time: float
+    rows: int
+    seconds: float
+    reading_seconds: float
+    class_counts: dict[str, int]
+    drift: list[str]
+    error: float | None
+    rows_per_second: float
+
+
+@dataclass(frozen=True)
+class State:
+    """`state.json`."""
+
+    number: int
+    settings: Settings
+    outputs: int
+    encoding: Encoding
+    files: list[Entry]
+    rows: str  # the checksum of rows.arrow
+    memory: str  # the checksum of memory/memory.json
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What recovering a store came to."""
+
+    number: int  # of the generation that counts
+    was_whole: bool  # nothing had to be done
+    seen: int
+    kept: int
+    files: int
 
 
 class Store:
@@ -62,72 +140,120 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        document = _read_json(folder / "store.json", f"{str(folder)!r} must be a store: make one with `recollect init`")
-        if document.get("format") != FORMAT:
-            raise ValueError(f"{str(folder / 'store.json')!r} must describe a {FORMAT}, got something else")
-        version = document.get("version")
-        if not isinstance(version, int) or version > VERSION:
+        path = folder / "store.json"
+        if not path.is_file():
             raise ValueError(
-                f"{str(folder)!r} must be of version {VERSION} or older, got {version!r}: update recollect"
+                f"{str(folder)!r} must be a store, got no store.json there: make one with `recollect init`"
             )
-        self.settings = Settings.from_data(document.get("settings", {}))
+        content = path.read_bytes()
+        if b'"version": 1,' in content[:100]:
+            raise ValueError(
+                f"{str(folder)!r} must be a store of version {VERSION}, got 1, which an older recollect wrote: "
+                "make a new one with `recollect init` and update it with the files"
+            )
+        document = unseal(content, repr(str(path)))
+        if document.get("format") != FORMAT:
+            raise ValueError(f"{str(path)!r} must describe a {FORMAT}, got something else")
+        if document.get("version") != VERSION:
+            version = document.get("version")
+            raise ValueError(f"{str(folder)!r} must be of version {VERSION}, got {version!r}: update recollect")
+        self.settings = parse(About, document, repr(str(path))).settings
 
     @classmethod
     def create(cls, folder: Path, settings: Settings) -> "Store":
         """Make an empty store in a new or empty folder."""
         if folder.is_file():
             raise ValueError(f"a store is a folder, got the file {str(folder)!r}")
-        if folder.is_dir() and any(not is_temporary(path) for path in folder.iterdir()):
+        # The pointers come first and the description last: without it they are left over from a crash.
+        leftovers = {"current.json", "latest.json"}
+        if folder.is_dir() and any(path.name not in leftovers and not is_temporary(path) for path in folder.iterdir()):
             raise ValueError(f"a store is made in a new or empty folder, got {str(folder)!r}, which holds something")
         folder.mkdir(parents=True, exist_ok=True)
-        document = {"format": FORMAT, "version": VERSION, "settings": settings.as_data()}
-        write_atomically(folder / "store.json", json.dumps(document, indent=2).encode())
+        remove_temporaries(folder)
+        _write(folder / "current.json", Pointer(0, None))
+        _write(folder / "latest.json", Latest(0))
+        _write(folder / "store.json", About(FORMAT, VERSION, settings))
+        sync_folder(folder.parent)
         return cls(folder)
 
     # Reading
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> State | None:
         """The encoding and the files taken so far; None if there are none."""
-        generation = self._current()
-        return None if generation is None else self._state_of(generation)
+        pointer = self._pointer()
+        return self._state(pointer) if pointer.number else None
 
-    def _state_of(self, generation: Path) -> dict[str, Any]:
-        state = _read_json(generation / "state.json", f"{str(generation)!r} must hold state.json: it is damaged")
-        if not isinstance(state.get("files"), list) or not isinstance(state.get("encoding"), dict):
-            raise ValueError(f"{str(generation / 'state.json')!r} must hold what was saved, got something else")
-        return state
+    def number(self) -> int:
+        """How many files were taken in so far."""
+        return self._pointer().number
 
     def load(self, make_network: MakeNetwork | None = None) -> TableMemory:
         """The memory as it is now; the user's own network is only needed to go on."""
         return self.read(make_network)[0]
 
-    def read(self, make_network: MakeNetwork | None = None) -> tuple[TableMemory, list[dict[str, Any]]]:
-        """The memory and the files it took in, of one and the same generation though an update may be running."""
-        generation = self._current()
-        if generation is None:
-            raise ValueError(f"{str(self.folder)!r} must have taken in a file, got none so far: run `recollect update`")
-        state = self._state_of(generation)
-        rows = _read_rows(generation / "rows.arrow", state["rows_hash"])
-        held = TableMemory(self.settings, rows.schema, Encoding.from_data(state["encoding"]), make_network)
-        held.outputs = int(state["outputs"])
+    def read(self, make_network: MakeNetwork | None = None) -> tuple[TableMemory, list[Entry]]:
+        """The memory and the files it took in, of one and the same generation though updates may be running."""
+        while True:
+            pointer = self._pointer()
+            if not pointer.number:
+                raise ValueError(
+                    f"{str(self.folder)!r} must have taken in a file, got none so far: run `recollect update`"
+                )
+            try:
+                state = self._state(pointer)
+                return self._held(state, make_network), state.files
+            except (ValueError, OSError):
+                if self._pointer() == pointer:
+                    raise
+                # Updates have left this generation behind, and removed it under our hands: read the new one.
+
+    def _pointer(self) -> Pointer:
+        # Read in this order, as they are written in the other: an update in between cannot make the pointer look old.
+        latest, pointer = self._pointing(Latest, "latest.json"), self._pointing(Pointer, "current.json")
+        if pointer.number < max(latest.number, 0) or (pointer.number > 0) != (pointer.state is not None):
+            raise ValueError(
+                f"{str(self.folder)!r} must point at its latest generation, {latest.number}, got {pointer.number}: "
+                f"current.json is an old one: run `recollect recover`"
+            )
+        return pointer
+
+    def _pointing(self, kind: type[T], name: str) -> T:
+        path = self.folder / name
+        if not path.is_file():
+            raise ValueError(f"the store {str(self.folder)!r} must hold {name}, which is lost: run `recollect recover`")
+        return parse(kind, unseal(path.read_bytes(), repr(str(path))), repr(str(path)))
+
+    def generation(self, number: int) -> Path:
+        """Where a generation is."""
+        return self.folder / f"generation-{number:06d}"
+
+    def _state(self, pointer: Pointer) -> State:
+        path = self.generation(pointer.number) / "state.json"
+        return self._checked_state(_content(path, pointer.state), path)
+
+    def _checked_state(self, content: bytes, path: Path) -> State:
+        state = parse(State, unseal(content, repr(str(path))), repr(str(path)))
+        if self.generation(state.number) != path.parent or state.settings != self.settings:
+            raise ValueError(f"{str(path)!r} must be of its generation and store, got another's: it is damaged")
+        return state
+
+    def _held(self, state: State, make_network: MakeNetwork | None) -> TableMemory:
+        generation = self.generation(state.number)
+        rows = _read_rows(generation / "rows.arrow", state.rows)
+        _content(generation / "memory" / "memory.json", state.memory)
+        held = TableMemory(self.settings, rows.schema, state.encoding, make_network)
+        held.outputs = state.outputs
         make_model = held.make_model(make_network) if isinstance(held.memory, GradientMatching) else None
         if self.settings.model is not None and make_network is None:
             make_model = None
+        kind = type(held.memory)
         held.memory = load_memory(generation / "memory", make_model)
-        if len(held.memory) != rows.num_rows:
-            raise ValueError(f"{str(generation)!r} must hold as many rows as examples: it is damaged")
         held.rows = rows
-        return held, state["files"]
-
-    def _current(self) -> Path | None:
-        path = self.folder / "current.json"
-        if not path.exists():
-            return None
-        name = _read_json(path, "").get("generation")
-        # A name from outside is only ever one of ours: nothing that could lead out of the folder.
-        if not isinstance(name, str) or not _GENERATION.fullmatch(name) or not (self.folder / name).is_dir():
-            raise ValueError(f"{str(path)!r} must name a generation of its folder, got {name!r}: it is damaged")
-        return self.folder / name
+        if type(held.memory) is not kind or not _fits(held, state):
+            raise ValueError(
+                f"{str(generation)!r} must hold a state, rows and a memory that fit together: it is damaged"
+            )
+        return held
 
     # Updating
 
@@ -163,8 +289,8 @@ class Store:
     def _update_one(self, path: Path, make_network: MakeNetwork | None, force: bool, progress: bool) -> Update:
         started = path.stat()
         digest = content_hash(path)
-        held, files = (None, []) if self._current() is None else self.read(make_network)
-        if held is not None and not force and any(entry["hash"] == digest for entry in files):
+        held, files = self.read(make_network) if self.number() else (None, [])
+        if held is not None and not force and any(entry.hash == digest for entry in files):
             return Update(path.name, None, held.memory.seen, len(held.memory))
         if held is None:
             held = TableMemory.for_files(self.settings, [path], make_network, progress=progress)
@@ -175,47 +301,126 @@ class Store:
         ended = path.stat()
         if (started.st_size, started.st_mtime_ns) != (ended.st_size, ended.st_mtime_ns):
             raise ValueError(f"{str(path)!r} must not change while it is read, but it did: update again")
-        entry = {"name": path.name, "hash": digest, "first": first, "time": time.time(), **taken.as_data()}
-        self._commit(held, [*files, entry])
+        name = path.name.encode(errors="replace").decode()  # a name need not be text
+        self._commit(held, [*files, Entry(name, digest, first, time.time(), **taken.as_data())])
         return Update(path.name, taken, held.memory.seen, len(held.memory))
 
-    def _commit(self, held: TableMemory, files: list[dict[str, Any]]) -> None:
-        current = self._current()
-        number = 1 if current is None else int(current.name.split("-")[1]) + 1
-        new = self.folder / f"generation-{number:06d}"
-        for path in self.folder.iterdir():  # what a crash left behind, and what nobody can still be reading
-            if path not in (current, new) and (is_temporary(path) or _GENERATION.fullmatch(path.name)):
-                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        shutil.rmtree(new, ignore_errors=True)
+    def _commit(self, held: TableMemory, files: list[Entry]) -> None:
+        before = self.number()
+        self._remove_all_but(before)
+        number = before + 1
+        new = self.generation(number)
         new.mkdir()
         rows = _rows_content(held.rows)
         held.memory.save(new / "memory")
         write_atomically(new / "rows.arrow", rows)
-        state = {
-            "outputs": held.outputs,
-            "encoding": held.encoding.as_data(),
-            "files": files,
-            "rows_hash": hashlib.sha256(rows).hexdigest(),
-        }
-        write_atomically(new / "state.json", json.dumps(state, indent=1).encode())
-        write_atomically(self.folder / "current.json", json.dumps({"generation": new.name}).encode())
+        memory = checksum((new / "memory" / "memory.json").read_bytes())
+        state = State(number, self.settings, held.outputs, held.encoding, files, checksum(rows), memory)
+        # What could not be read again is not written.
+        parse(State, json.loads(json.dumps(asdict(replace(state, files=files[-1:])))), "what was taken")
+        _write(new / "state.json", state)
+        self._name(number)
+
+    def _name(self, number: int) -> None:
+        """Make a generation the one that counts."""
+        sync_folder(self.folder)  # which must know the generation before it is named
+        state = checksum((self.generation(number) / "state.json").read_bytes())
+        _write(self.folder / "current.json", Pointer(number, state))
+        with contextlib.suppress(OSError):  # the update is done, and the next one writes it again
+            _write(self.folder / "latest.json", Latest(number))
+
+    def _remove_all_but(self, number: int) -> None:
+        """Remove what a crash left behind, and what nobody can still be reading."""
+        remove_temporaries(self.folder)
+        for path in self.folder.iterdir():
+            if _GENERATION.fullmatch(path.name) and path != self.generation(number):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     @contextmanager
     def _locked(self, wait: bool, say: Callable[[str], None]) -> Iterator[None]:
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not wait:
-                    raise ValueError(
-                        f"one update of {str(self.folder)!r} can run at a time, and one is running: try again later"
-                    ) from None
-                say("another update is running: waiting for it to end")
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        def busy() -> None:
+            if not wait:
+                raise ValueError(
+                    f"one update of {str(self.folder)!r} can run at a time, and one is running: try again later"
+                )
+            say("another update is running: waiting for it to end")
+
+        with locked(self.folder / "lock", busy):
             yield
-        finally:
-            os.close(handle)  # which also unlocks it, as the end of the process does
+
+    # Recovering
+
+    @classmethod
+    def recover(cls, folder: Path) -> Recovery:
+        """Point a damaged store at its newest generation that is whole; one that is whole is left as it is."""
+        numbers = sorted(int(match[1]) for path in _entries(folder) if (match := _GENERATION.fullmatch(path.name)))
+        if not numbers:
+            raise ValueError(f"a store to recover must hold a generation, got none in {str(folder)!r}: make a new one")
+        with locked(folder / "lock"):
+            with contextlib.suppress(ValueError, OSError):
+                store = cls(folder)
+                if not store.number():
+                    return Recovery(0, True, 0, 0, 0)
+                held, files = store.read()
+                return Recovery(store.number(), True, held.memory.seen, len(held.memory), len(files))
+            for number in reversed(numbers):
+                with contextlib.suppress(ValueError, OSError):
+                    store = cls.__new__(cls)  # what store.json says is in every state, too
+                    store.folder = folder
+                    path = store.generation(number) / "state.json"
+                    content = path.read_bytes()
+                    store.settings = parse(State, unseal(content, repr(str(path))), repr(str(path))).settings
+                    state = store._checked_state(content, path)
+                    held = store._held(state, None)
+                    _write(folder / "store.json", About(FORMAT, VERSION, state.settings))
+                    store._name(number)
+                    return Recovery(number, False, held.memory.seen, len(held.memory), len(state.files))
+        raise ValueError(
+            f"a store to recover must hold a whole generation, got none in {str(folder)!r}: make a new one"
+        )
+
+
+def _write(path: Path, document: Any) -> None:
+    write_atomically(path, seal(asdict(document)))
+
+
+def _entries(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ValueError(f"a store is a folder, got {str(folder)!r}, which is none")
+    return list(folder.iterdir())
+
+
+def _content(path: Path, digest: str | None) -> bytes:
+    """What is in a file that is bound by its checksum."""
+    if not path.is_file():
+        raise ValueError(f"{str(path)!r} must be there, but it is lost: run `recollect recover`")
+    content = path.read_bytes()
+    if checksum(content) != digest:
+        raise ValueError(
+            f"{str(path)!r} must have the content it was saved with: it is damaged: run `recollect recover`"
+        )
+    return content
+
+
+def _fits(held: TableMemory, state: State) -> bool:
+    """Whether the rows, the encoding, the files and the memory are of one another."""
+    encoding, memory, total = state.encoding, held.memory, 0
+    for entry in state.files:
+        if entry.first != total or entry.rows < 1:
+            return False
+        total += entry.rows
+    if memory.seen != total or memory.capacity != held.settings.size or len(memory) != held.rows.num_rows or not total:
+        return False
+    batch = memory.batch
+    names = sorted([*(column.name for column in encoding.columns), encoding.target])
+    inputs = named_tensors(batch.inputs)
+    fits = list(inputs) == [""] and inputs[""].shape[1:] == (encoding.n_features,) and encoding.n_features > 0
+    fits &= names == sorted(held.schema.names) and encoding.target == held.settings.target
+    if encoding.task == "classification":
+        fits &= len(encoding.classes) <= state.outputs and batch.targets.ndim == 1
+        fits &= not batch.targets.is_floating_point() and int(batch.targets.min()) >= 0
+        return fits and int(batch.targets.max()) < len(encoding.classes)
+    return fits and state.outputs == 1 and batch.targets.shape[1:] == (1,)
 
 
 def _rows_content(rows: pa.Table) -> bytes:
@@ -226,24 +431,10 @@ def _rows_content(rows: pa.Table) -> bytes:
 
 
 def _read_rows(path: Path, digest: str) -> pa.Table:
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != digest:
-        raise ValueError(f"{str(path)!r} must have the content it was saved with: it is damaged or truncated")
+    content = _content(path, digest)
     try:
         rows = pyarrow.ipc.open_file(pa.BufferReader(content)).read_all()
         rows.validate(full=True)  # or offsets could lead out of its buffers
     except pa.ArrowException as error:
         raise ValueError(f"{str(path)!r} must be an Arrow file: {' '.join(str(error).split())}") from None
     return rows
-
-
-def _read_json(path: Path, missing: str) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(missing or f"{str(path)!r} must be a file, got none")
-    try:
-        document = json.loads(path.read_bytes())
-    except ValueError:
-        document = None
-    if not isinstance(document, dict):
-        raise ValueError(f"{str(path)!r} must be a JSON file, got something else: it is damaged")
-    return document

@@ -1,6 +1,7 @@
 """What holds for every learner."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 import recollect as rc
 from recollect import learners
+from recollect.embedding import draw_model
 from tests.contracts.test_memories import FACTORIES, examples, make_model
 
 fast = {"epochs": 3, "batch_size": 10, "lr": 0.01}
@@ -49,7 +51,27 @@ def observe(learner: rc.Learner, batches: int = 3) -> rc.Learner:
 
 def test_every_learner_is_under_contract() -> None:
     public = {name for name in learners.__all__ if isinstance(getattr(learners, name), type)}
-    assert {name.split(",")[0] for name in LEARNERS} == public - {"Learner", "Training", "Job"}
+    assert {name.split(",")[0] for name in LEARNERS} == public - {"Learner", "Training", "Task"}
+
+
+def test_every_option_is_shown_with_its_default_and_its_meaning(make: Callable[..., rc.Learner]) -> None:
+    kind = type(make(rc.Reservoir(12)))
+    signature, shown = inspect.signature(kind), inspect.getdoc(kind) or ""
+    assert {"epochs", "lr", "weight_decay", "batch_size", "loss", "optimizer", "progress", "seed"} <= {
+        *signature.parameters
+    }
+    for name, parameter in signature.parameters.items():
+        assert parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        assert (parameter.default is parameter.empty) == (name in ("make_model", "memory"))
+        assert f"    {name}: " in shown
+
+
+def test_a_learner_is_told_in_one_line(make: Callable[..., rc.Learner]) -> None:
+    learner = make(rc.Reservoir(12), seed=7)
+    assert "\n" not in repr(learner)
+    assert repr(learner).startswith(type(learner).__name__)
+    assert repr(learner).endswith("epochs=3, seed=7)")
+    assert learner.memory is None or repr(learner.memory) in repr(learner)
 
 
 def test_predictions_are_outputs_and_determined_by_the_seed(make: Callable[..., rc.Learner]) -> None:
@@ -90,6 +112,80 @@ def test_labels_out_of_range_are_refused_in_one_sentence(make: Callable[..., rc.
         learner.predict(inputs)
 
 
+def test_what_would_be_trained_next_can_be_trained_elsewhere(make: Callable[..., rc.Learner]) -> None:
+    """Asking changes nothing, and a learner that is handed what it asked for is the one that trained by itself."""
+    learner, alone = make(rc.GSS(12)), make(rc.GSS(12))  # a memory that looks at the model
+    wanted = 0
+    for x, y in zip(*(part.split(30) for part in examples(90)), strict=True):
+        for _ in range(2):
+            task = learner.pending(x, y)
+        if task is not None:
+            learners.train(task.model, task.batch, learner.training, task.generator)
+            wanted += 1
+        learner.observe(x, y, trained=None if task is None else task.model)
+        alone.observe(x, y)
+        final = learner.pending()
+        if final is not None:
+            learner.accept(learners.train(final.model, final.batch, learner.training, final.generator))
+            wanted += 1
+        assert learner.pending() is None
+        assert torch.equal(learner.predict(x), alone.predict(x))
+    in_pairs = isinstance(learner, rc.DarkExperienceReplay) or getattr(learner, "mix", "") in ("halves", "counts")
+    assert wanted == (1 if in_pairs else 3)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda losses: None, "loss must return a tensor with one value per example, got NoneType"),
+        (lambda losses: (losses, losses), "loss must return a tensor with one value per example, got tuple"),
+        (lambda losses: losses.mean(), r"loss must return one value per example, got shape \(\)"),
+        (lambda losses: losses[:-1], "loss must return one value per example, got shape"),
+    ],
+)
+def test_a_loss_that_fails_late_changes_nothing(
+    make: Callable[..., rc.Learner], returned: Callable[[Tensor], object], message: str
+) -> None:
+    broken = [False]
+
+    def loss(outputs: Tensor, targets: Tensor) -> object:
+        losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return returned(losses) if broken[0] and len(targets) < 10 else losses  # the last minibatch of an epoch
+
+    inputs, targets = examples(36)
+    learner, untouched = (observe(make(rc.Reservoir(7), loss=loss)) for _ in range(2))
+    broken[0] = True
+    with pytest.raises(ValueError, match=message):
+        learner.observe(inputs, targets)
+        learner.observe(inputs, targets)  # those that train only when asked
+        learner.predict(inputs)
+    broken[0] = False
+    if isinstance(learner, rc.GDumb | rc.Joint):
+        for _ in range(2):
+            untouched.observe(inputs, targets)
+    elif learner.memory is not None:
+        assert learner.memory.seen == 90
+    assert torch.equal(learner.predict(inputs), untouched.predict(inputs))
+
+
+@pytest.mark.skipif("deepcopy" not in inspect.getsource(draw_model), reason="draws are not copies yet")
+def test_models_that_share_parts_with_a_live_one_leave_it_as_it_is(make: Callable[..., rc.Learner]) -> None:
+    with torch.random.fork_rng():
+        backbone = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+        backbone[0].bias.requires_grad_(False)
+    before = copy.deepcopy(backbone)
+    learner = make(rc.Reservoir(12))
+    learner = type(learner)(
+        lambda: nn.Sequential(backbone, nn.Linear(8, 3)), *([] if learner.memory is None else [learner.memory]), **fast
+    )
+    observe(learner).predict(examples(5)[0])
+    assert backbone.training and backbone[1].training
+    assert [p.requires_grad for p in backbone.parameters()] == [True, False, True, True]
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(value, before.state_dict()[name])
+    assert not torch.equal(learner.model[0][0].weight, backbone[0].weight)
+
+
 def test_a_learner_learns_what_it_sees(make: Callable[..., rc.Learner]) -> None:
     learner = observe(make(rc.Reservoir(60), epochs=60))
     inputs, targets = examples(200, seed=3)
@@ -103,7 +199,9 @@ def test_a_learner_learns_what_it_sees(make: Callable[..., rc.Learner]) -> None:
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
         ({"lr": 0.0}, "lr must be a positive number, got 0.0"),
         ({"weight_decay": -1.0}, "weight_decay must be a number of at least 0"),
+        ({"lr": "fast"}, "lr must be a positive number, got 'fast'"),
         ({"loss": "hinge"}, "loss must be one of"),
+        ({"optimizer": 3}, "optimizer must be a function of parameters, got 3"),
         ({"seed": -3}, "seed must be a whole number of at least 0, got -3"),
     ],
 )
@@ -137,11 +235,11 @@ fast_gdumb = partial(rc.GDumb, make_model, epochs=2)
 def test_gdumb_trains_only_when_asked_and_only_when_the_memory_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def counting(*arguments: object) -> None:
+    def counting(*arguments: object) -> nn.Module:
         calls.append(1)
-        learners.train(*arguments)
+        return learners.train(*arguments)
 
-    monkeypatch.setattr("recollect.learners.training.train", counting)
+    monkeypatch.setattr("recollect.learners.learner.train", counting)
     memory = rc.Reservoir(12)
     learner = fast_gdumb(memory)
     observe(learner)
@@ -154,11 +252,17 @@ def test_gdumb_trains_only_when_asked_and_only_when_the_memory_changed(monkeypat
     assert len(calls) == 2
 
 
-def test_replay_does_not_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = rc.ExperienceReplay(make_model, rc.Reservoir(12), epochs=1, lr=1e-6)
-    before = learner.predict(examples(5)[0])
-    observe(learner)
-    assert torch.allclose(learner.predict(examples(5)[0]), before, atol=1e-2)
+@pytest.mark.parametrize("kind", ["ExperienceReplay", "ExperienceReplay, halves", "DarkExperienceReplay", "FineTune"])
+def test_replay_does_not_start_again(kind: str) -> None:
+    learner = LEARNERS[kind](rc.Reservoir(12), epochs=30)
+    inputs, targets = examples(60)
+    untrained = learner.predict(inputs)
+    learner.observe(inputs[:30], targets[:30])
+    trained = learner.predict(inputs)
+    learner.training = learners.Training(epochs=1, lr=1e-7)  # hardly moves what it starts from
+    learner.observe(inputs[30:], targets[30:])
+    assert torch.allclose(learner.predict(inputs), trained, atol=1e-3)
+    assert not torch.allclose(trained, untrained, atol=0.1)
 
 
 def test_the_weighted_union_estimates_the_loss_over_everything_seen() -> None:

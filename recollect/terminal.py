@@ -1,0 +1,29 @@
+"""What people see in a terminal: plain lines, in which nothing that came from outside can act."""
+
+import typer
+from rich.markup import escape
+
+
+class Interrupted(Exception):  # noqa: N818  # nothing went wrong
+    """The user stopped a command; says what had been done by then."""
+
+
+def printable(text: object) -> str:
+    r"""Text with its control characters written out, so that they reach no terminal.
+
+    Example:
+        >>> print(printable("a name\n\x1b[31m"))
+        a name\n\x1b[31m
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def cell(text: object) -> str:
+    """The same for a cell of a table, where brackets have a meaning of their own."""
+    return escape(printable(text))
+
+
+def say(*lines: object, err: bool = False) -> None:
+    """Print lines as they are, whatever is in them."""
+    for line in lines:
+        typer.echo(printable(line), err=err)
