@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from recollect.checks import check_count
+
 Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 """What a model is called with: `model(tensor)`, `model(**dict)` or `model(*tuple)`."""
 
@@ -72,6 +74,7 @@ class Batch:
 
     def minibatches(self, size: int, generator: torch.Generator | None = None) -> "Iterator[Batch]":
         """Pieces of at most `size` examples, shuffled if there is a generator."""
+        size = check_count("batch_size", size)
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
         for rows in order.split(min(size, max(1, len(self)))):
             yield self.take(rows)

@@ -291,10 +291,9 @@ def test_one_example_is_too_few_for_batchnorm() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
-    with pytest.raises(
-        ValueError,
-        match="the first examples must be 2 or more, as BatchNorm",
-    ):
+    with pytest.raises(ValueError, match="the model's BatchNorm layers need at least two examples at a time, got one"):
+        forward(drawn(make).train(), X[:1])
+    with pytest.raises(ValueError, match="the first examples must be 2 or more, as BatchNorm"):
         rc.GradientMatching(make, 3, inits=2).update(X[:1], Y[:1])
 
 
