@@ -351,30 +351,85 @@ FEATURES: dict[str, Any] = {
     "meta": lambda x: x.to("meta"),
 }
 
-quick, thorough = settings(max_examples=200), settings(max_examples=5_000, derandomize=False)
+# Selecting, measuring and learning
 
 
+def without(table: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name not in names}
+
+
+def select(draw: Draw) -> Callable[[], Any]:
+    inputs, targets = pick(draw, ARRAYS)(), pick(draw, {"classes": lambda: Y, **ARRAYS})()
+    make = pick(draw, without(MODELS, "returns nan"))
+    loss, size = pick(draw, without(LOSSES, "nan", "infinite")), pick(draw, NUMBERS)()
+    return lambda: rc.select(make, inputs, targets, size, inits=2, dim=20, loss=loss)
+
+
+def pursue(draw: Draw) -> Callable[[], Any]:
+    arrays = without(ARRAYS, "quantised", "nested", "long double")
+    rows, target = pick(draw, arrays)(), pick(draw, {"none": lambda: None, **arrays})()
+    size, regularization = pick(draw, NUMBERS)(), pick(draw, NUMBERS)()
+    return lambda: rc.pursue(rows, size, target=target, regularization=regularization)
+
+
+def measure(draw: Draw) -> Callable[[], Any]:
+    names = ("final_accuracy", "average_accuracy", "forgetting", "backward_transfer", "accuracy", "forward_transfer")
+    name = draw(st.sampled_from(names))
+    square = {"square": lambda: X[:4], **ARRAYS}
+    first, second = pick(draw, square)(), pick(draw, {"classes": lambda: Y, **ARRAYS})()
+    arguments = (first, second) if name in ("accuracy", "forward_transfer") else (first,)
+    return lambda: getattr(rc.metrics, name)(*arguments)
+
+
+def check_a_function(data: st.DataObject) -> None:
+    refused(data.draw(st.sampled_from((select, select, pursue, measure)))(data.draw))
+
+
+LEARNERS: tuple[Callable[..., Any], ...] = (rc.GDumb, rc.ExperienceReplay, rc.DarkExperienceReplay)
+
+
+def check_a_learner(data: st.DataObject) -> None:
+    """What a learner is given, and what it is made of."""
+    make = data.draw(st.sampled_from(LEARNERS))
+    model = pick(data.draw, without(MODELS, "returns a detached tensor"))
+    loss = pick(data.draw, without(LOSSES, "detached", "constant"))
+    inputs, targets = pick(data.draw, ARRAYS)(), pick(data.draw, {"classes": lambda: Y, **ARRAYS})()
+    made: list[Any] = []
+    if refused(lambda: made.append(make(model, rc.Reservoir(5), epochs=1, loss=loss))):
+        return
+    learner = made[0]
+    if refused(lambda: learner.observe(X, Y)):
+        assert learner.memory.seen == 0
+        return
+    before, weights = copy.deepcopy(learner.memory), None
+    if not isinstance(learner, rc.GDumb):  # which trains only when it is asked
+        weights = copy.deepcopy(learner.model.state_dict())
+    if refused(lambda: learner.observe(inputs, targets)):
+        assert same(learner.memory, before)
+        if weights is not None:
+            now = learner.model.state_dict()
+            assert all(torch.allclose(now[name], weights[name], 0, 0, equal_nan=True) for name in weights)
+    refused(lambda: learner.predict(X))
+
+
+quick, thorough = settings(max_examples=150), settings(max_examples=2_500, derandomize=False)
+CHECKS = (check_a_call_of_a_memory, check_a_new_memory, check_a_function, check_a_learner)
+
+
+@pytest.mark.parametrize("check", CHECKS)
 @quick
-@given(st.data())
-def test_a_refused_call_of_a_memory_changes_nothing(data: st.DataObject) -> None:
-    check_a_call_of_a_memory(data)
-
-
-@quick
-@given(st.data())
-def test_a_memory_is_made_and_used_or_refused_in_one_sentence(data: st.DataObject) -> None:
-    check_a_new_memory(data)
+@given(data=st.data())
+def test_a_bad_call_ends_in_one_sentence_and_changes_nothing(
+    check: Callable[[st.DataObject], None], data: st.DataObject
+) -> None:
+    check(data)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
 @thorough
-@given(st.data())
-def test_a_refused_call_of_a_memory_changes_nothing_ever(data: st.DataObject) -> None:
-    check_a_call_of_a_memory(data)
-
-
-@pytest.mark.slow
-@thorough
-@given(st.data())
-def test_a_memory_is_made_and_used_or_refused_in_one_sentence_always(data: st.DataObject) -> None:
-    check_a_new_memory(data)
+@given(data=st.data())
+def test_ten_thousand_bad_calls_end_in_one_sentence_and_change_nothing(
+    check: Callable[[st.DataObject], None], data: st.DataObject
+) -> None:
+    check(data)
