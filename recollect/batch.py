@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from recollect.checks import check_count
+
 Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 """What a model is called with: `model(tensor)`, `model(**dict)` or `model(*tuple)`."""
 
@@ -72,8 +74,9 @@ class Batch:
 
     def minibatches(self, size: int, generator: torch.Generator | None = None) -> "Iterator[Batch]":
         """Pieces of at most `size` examples, shuffled if there is a generator."""
+        size = check_count("batch_size", size)
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
-        for rows in order.split(size):
+        for rows in order.split(min(size, max(1, len(self)))):
             yield self.take(rows)
 
 
@@ -107,6 +110,13 @@ def form_of(value: Tensor) -> str:
     return f"{tuple(value.shape[1:])} {kind}" if value.ndim > 1 else kind
 
 
+def kind_of(tensor: Tensor) -> str:
+    """Whether a tensor is "dense", or what else it is that cannot be computed with like one."""
+    if tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        return "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else "meta"
+    return "dense" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
 def describe_weights(weights: Tensor) -> str:
     """The range of weights, for people."""
     if not len(weights):
@@ -138,6 +148,11 @@ def forward(model: nn.Module, inputs: Inputs) -> Tensor:
         raise ValueError(
             f"the model must accept examples of {given}, got {type(error).__name__} from it ({first_line}){hint}"
         ) from error
+    if not outputs.is_floating_point() or kind_of(outputs) != "dense":
+        raise ValueError(
+            f"the model must return a dense tensor of floating-point numbers, got a {kind_of(outputs)} one of "
+            f"{outputs.dtype}"
+        )
     n = len(next(iter(named_tensors(inputs).values())))
     if outputs.ndim == 0 or len(outputs) != n:
         raise ValueError(
@@ -203,17 +218,28 @@ def check_examples(inputs: Any, targets: Any) -> tuple[Inputs, Tensor]:
     targets = _as_tensor(targets, "targets")
     if targets.ndim == 0:
         raise ValueError("targets must have one entry per example, got a single number: pass a vector")
-    n = len(targets)
+    _check_rows(inputs, len(targets), "targets")
+    _check_finite(targets, "targets")
+    return inputs, targets
+
+
+def check_inputs(inputs: Any) -> Inputs:
+    """As `check_examples`, where there are no targets."""
+    inputs = _as_inputs(inputs)
+    first = next(iter(named_tensors(inputs).values()))
+    _check_rows(inputs, len(first) if first.ndim else 0, "the other inputs")
+    return inputs  # type: ignore[no-any-return]
+
+
+def _check_rows(inputs: Inputs, n: int, others: str) -> None:
     for name, value in named_tensors(inputs).items():
         what = f"inputs[{name!r}]" if name else "inputs"
         if value.ndim == 0 or len(value) != n:
             count = "a single number" if value.ndim == 0 else f"{len(value)}"
-            raise ValueError(f"{what} and targets must have the same length, got {count} and {n}")
+            raise ValueError(f"{what} and {others} must have the same length, got {count} and {n}")
         _check_finite(value, what)
     if n == 0:
         raise ValueError("a batch must hold at least one example, got none")
-    _check_finite(targets, "targets")
-    return inputs, targets
 
 
 def check_same_form(known: Batch, arrived: Batch) -> None:
@@ -264,9 +290,8 @@ _WIDE = (torch.uint16, torch.uint32, torch.uint64)  # torch can store these and 
 def _as_tensor(value: Any, what: str) -> Tensor:
     """A plain tensor of plain numbers; refused if it is anything else."""
     tensor = value.detach() if isinstance(value, Tensor) else _from_array(value, what)
-    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
-        kind = "a meta tensor, which holds no values" if tensor.is_meta else f"a {_unusual(tensor)} tensor"
-        raise ValueError(f"{what} must be a dense tensor of numbers, got {kind}")
+    if kind_of(tensor) != "dense":
+        raise ValueError(f"{what} must be a dense tensor of numbers, got a {kind_of(tensor)} one")
     if tensor.dtype in _WIDE:
         tensor = tensor.to(torch.int64)
         if tensor.numel() and int(tensor.min()) < 0:
@@ -274,12 +299,6 @@ def _as_tensor(value: Any, what: str) -> Tensor:
     if tensor.dtype not in _WHOLE + _FLOATING:
         raise ValueError(f"{what} must be real numbers, got type {tensor.dtype}")
     return tensor
-
-
-def _unusual(tensor: Tensor) -> str:
-    if tensor.is_quantized:
-        return "quantised"
-    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
 def _from_array(value: Any, what: str) -> Tensor:

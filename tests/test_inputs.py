@@ -25,8 +25,8 @@ def drawn(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 ODD_ARRAYS: dict[str, tuple[Callable[[], Any], str]] = {
-    "sparse": (X.to_sparse, "inputs must be a dense tensor of numbers, got a sparse_coo tensor"),
-    "meta": (lambda: X.to("meta"), "got a meta tensor, which holds no values"),
+    "sparse": (X.to_sparse, "inputs must be a dense tensor of numbers, got a sparse_coo one"),
+    "meta": (lambda: X.to("meta"), "inputs must be a dense tensor of numbers, got a meta one"),
     "complex": (lambda: X + 1j, "inputs must be real numbers, got type torch.complex64"),
     "eight bits": (lambda: X.to(torch.float8_e4m3fn), "inputs must be real numbers, got type torch.float8_e4m3fn"),
     "ragged": (lambda: [[1.0]] * 11 + [[1.0, 2.0]], "inputs must be numbers in rows of equal length"),
@@ -291,10 +291,9 @@ def test_one_example_is_too_few_for_batchnorm() -> None:
     def make() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
-    with pytest.raises(
-        ValueError,
-        match="the first examples must be 2 or more, as BatchNorm",
-    ):
+    with pytest.raises(ValueError, match="the model's BatchNorm layers need at least two examples at a time, got one"):
+        forward(drawn(make).train(), X[:1])
+    with pytest.raises(ValueError, match="the first examples must be 2 or more, as BatchNorm"):
         rc.GradientMatching(make, 3, inits=2).update(X[:1], Y[:1])
 
 

@@ -13,6 +13,8 @@ from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.randomness import uniform_keys
 
+_MOST_COMPARISONS = 10_000  # random numbers for all of them are drawn at once
+
 
 class GSS(Memory):
     """Keeps examples whose gradients at the current model point in different directions.
@@ -45,6 +47,8 @@ class GSS(Memory):
         super().__init__(capacity, seed=seed)
         get_loss(loss)
         self._comparisons, self._dim = check_count("comparisons", comparisons), check_count("dim", dim)
+        if self._comparisons > _MOST_COMPARISONS:
+            raise ValueError(f"comparisons must be at most {_MOST_COMPARISONS}, got {comparisons}")
         self._loss = loss
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:

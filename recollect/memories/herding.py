@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Batch, Inputs, named_tensors
+from recollect.batch import Batch, Inputs, kind_of, named_tensors
 from recollect.memories.class_balanced import class_labels
 from recollect.memories.memory import Choice, Memory
 
@@ -68,10 +68,11 @@ class Herding(Memory):
             got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
             raise ValueError(f"features must return one vector per example, got {got} for {len(batch)} examples")
         known = self._state.get("features", features)
-        if features.shape[1:] != known.shape[1:] or not features.is_floating_point() or not features.isfinite().all():
+        usable = kind_of(features) == "dense" and features.is_floating_point()
+        if features.shape[1:] != known.shape[1:] or not usable or not features.isfinite().all():
             raise ValueError(
                 f"features must return finite floating-point numbers, always {known.shape[1]} per example, "
-                f"got {features.dtype} of shape {tuple(features.shape)}"
+                f"got {features.dtype} of shape {tuple(features.shape)}, or some that are not finite"
             )
         return features.detach().to(self.device)
 

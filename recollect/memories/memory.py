@@ -191,10 +191,10 @@ class Memory(ABC):
             raise ValueError(f"state must be what state_dict returned, got {type(state).__name__}")
         mine, _ = self._description()
         for name in ("memory", "capacity", "seed", "options"):
-            if name not in state or state[name] != mine[name]:
+            wanted, got = _as_text(mine[name]), _as_text(state.get(name))
+            if got != wanted:
                 raise ValueError(
-                    f"state must be of a memory that was made with the same arguments, {name} {mine[name]!r}, "
-                    f"got {state.get(name)!r}"
+                    f"state must be of a memory that was made with the same arguments, {name} {wanted}, got {got}"
                 )
         self.restore(state, state.get("tensors"))
 
@@ -336,6 +336,14 @@ def _checked_options(kind: type[Memory], options: dict[str, Any]) -> dict[str, A
             f"for {kind.__name__}: see the documentation of Memory"
         ) from None
     return options
+
+
+def _as_text(value: Any) -> str:
+    """Plain data as text that is the same for the same data."""
+    try:
+        return json.dumps(value, sort_keys=True)
+    except (TypeError, ValueError):
+        return f"something of type {type(value).__name__}"
 
 
 def _check_restored(batch: Batch | None, seen: Any, capacity: int) -> None:
