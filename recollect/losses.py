@@ -47,7 +47,7 @@ def get_loss(loss: str | LossFunction) -> LossFunction:
     """
     if callable(loss):
         return loss
-    if loss not in LOSSES:
+    if not isinstance(loss, str) or loss not in LOSSES:
         names = ", ".join(map(repr, LOSSES))
         raise ValueError(f"loss must be one of {names} or a function of outputs and targets, got {loss!r}")
     return LOSSES[loss]
