@@ -100,6 +100,18 @@ def test_a_minibatch_without_weight_is_passed_over() -> None:
     assert len(steps) == with_weight < 8
 
 
+@pytest.mark.parametrize("kind", [partial(rc.ExperienceReplay, mix="counts"), rc.DarkExperienceReplay])
+def test_remembered_examples_without_weight_leave_the_new_ones_to_be_learned(kind: Callable[..., rc.Learner]) -> None:
+    learner, data = kind(partial(rc.models.mlp, 64, 3), rc.Reservoir(12), epochs=2), batches([30, 30])
+    learner.observe(data[0].inputs, data[0].targets)
+    learner.memory.batch.weights.zero_()
+    before = learner.predict(data[1].inputs)
+    learner.observe(data[1].inputs, data[1].targets)
+    after = learner.predict(data[1].inputs)
+    assert torch.isfinite(after).all()
+    assert not torch.equal(after, before)
+
+
 @pytest.mark.parametrize("kind", [rc.FineTune, partial(rc.ExperienceReplay, mix="halves"), rc.DarkExperienceReplay])
 def test_batchnorm_is_never_left_alone_with_one_example(kind: Callable[..., rc.Learner]) -> None:
     def network() -> nn.Module:

@@ -67,8 +67,8 @@ def train_stack(tasks: Sequence[Task], training: Training) -> None:
     with torch.no_grad():
         check_labels(models[0](inputs[:1]), targets, training.loss)
     optimizer = training.make_optimizer(parameters)  # type: ignore[arg-type]
-    starts = [0, *accumulate(map(len, batches))]
-    schedules = [_schedule(task, training, weights, start) for task, start in zip(tasks, starts, strict=False)]
+    starts, size = [0, *accumulate(map(len, batches))], min(training.batch_size, max(map(len, batches)))
+    schedules = [_schedule(*pair, training.epochs, size, weights) for pair in zip(tasks, starts, strict=False)]
     while models:
         minibatches = [next(schedule, None) for schedule in schedules]
         if any(rows is None for rows in minibatches):
@@ -86,10 +86,10 @@ def train_stack(tasks: Sequence[Task], training: Training) -> None:
             optimizer.step()
 
 
-def _schedule(task: Task, training: Training, weights: Tensor, start: int) -> Iterator[Tensor]:
+def _schedule(task: Task, start: int, epochs: int, size: int, weights: Tensor) -> Iterator[Tensor]:
     """The rows of each minibatch of one model, in the order in which `train` takes them."""
-    n, size = len(task.batch), training.batch_size
-    for _ in range(training.epochs):
+    n = len(task.batch)
+    for _ in range(epochs):
         rows = torch.full((-(-n // size), size), len(weights) - 1)
         rows.flatten()[:n] = torch.randperm(n, generator=task.generator) + start
         yield from rows[weights[rows].any(1)]

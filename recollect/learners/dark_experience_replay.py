@@ -46,8 +46,7 @@ class DarkExperienceReplay(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_amount("alpha", self.alpha)
-        check_amount("beta", self.beta)
+        self.alpha, self.beta = check_amount("alpha", self.alpha), check_amount("beta", self.beta)
         self._model = self._fresh_model()
         self._outputs: dict[int, Tensor] = {}
 

@@ -39,7 +39,11 @@ class Learner(ABC):
             self.epochs, self.lr, self.weight_decay, self.batch_size, self.loss, self.optimizer, self.progress
         )
         self.seed = check_seed(self.seed)
-        if self.memory is not None and not isinstance(self.memory, Memory):
+        if isinstance(self.make_model, nn.Module) or not callable(self.make_model):
+            got = type(self.make_model).__name__
+            raise ValueError(f"make_model must be a function that returns a new model, got {got}")
+        takes_memory = self.__dataclass_fields__["memory"].init
+        if takes_memory and not isinstance(self.memory, Memory):
             raise ValueError(f"memory must be a recollect memory, got {type(self.memory).__name__}")
 
     @abstractmethod

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,11 +36,14 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
-        check_amount("weight_decay", self.weight_decay)
-        if not (_is_finite(self.lr) and self.lr > 0):
-            raise ValueError(f"lr must be a positive number, got {self.lr!r}")
+        object.__setattr__(self, "weight_decay", check_amount("weight_decay", self.weight_decay))
+        object.__setattr__(self, "lr", check_amount("lr", self.lr))
+        if not self.lr:
+            raise ValueError("lr must be more than 0, got 0.0")
         if not (self.optimizer is None or callable(self.optimizer)):
             raise ValueError(f"optimizer must be a function of parameters, got {self.optimizer!r}")
+        if not isinstance(self.progress, bool):
+            raise ValueError(f"progress must be True or False, got {self.progress!r}")
         get_loss(self.loss)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -111,8 +114,9 @@ def _in_one_sentence(loss: Callable[[Item], Tensor], item: Item) -> Tensor:
 
 def shuffled(model: nn.Module, batch: Batch, training: Training, generator: torch.Generator) -> Iterator[Batch]:
     """Minibatches in a random order; with BatchNorm, which has no statistics of one, a last one joins those before."""
-    parts = [*torch.randperm(len(batch), generator=generator).split(training.batch_size)]
-    alone = len(parts) > 1 and len(parts[-1]) == 1 < training.batch_size
+    size = min(training.batch_size, len(batch))
+    parts = [*torch.randperm(len(batch), generator=generator).split(size)]
+    alone = len(parts) > 1 and len(parts[-1]) == 1 < size
     if alone and any(isinstance(module, _BatchNorm) for module in model.modules()):
         parts[-2:] = [torch.cat(parts[-2:])]
     return (batch.take(rows) for rows in parts)
@@ -148,11 +152,12 @@ def predict(model: nn.Module, inputs: Inputs, batch_size: int = 1000) -> Tensor:
     return torch.cat(parts)
 
 
-def check_amount(name: str, value: float) -> None:
-    """Refuse what is not a number of at least zero."""
-    if not (_is_finite(value) and value >= 0):
+def check_amount(name: str, value: float) -> float:
+    """Refuse what is not a finite number of at least zero."""
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not (math.isfinite(number) and number >= 0):
         raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return number

@@ -2,11 +2,17 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import recollect as rc
@@ -197,9 +203,9 @@ def test_a_learner_learns_what_it_sees(make: Callable[..., rc.Learner]) -> None:
     [
         ({"epochs": 0}, "epochs must be a whole number of at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
-        ({"lr": 0.0}, "lr must be a positive number, got 0.0"),
+        ({"lr": 0.0}, "lr must be more than 0, got 0.0"),
         ({"weight_decay": -1.0}, "weight_decay must be a number of at least 0"),
-        ({"lr": "fast"}, "lr must be a positive number, got 'fast'"),
+        ({"lr": "fast"}, "lr must be a number of at least 0, got 'fast'"),
         ({"loss": "hinge"}, "loss must be one of"),
         ({"optimizer": 3}, "optimizer must be a function of parameters, got 3"),
         ({"seed": -3}, "seed must be a whole number of at least 0, got -3"),
@@ -210,6 +216,33 @@ def test_bad_options_get_one_clear_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make(rc.Reservoir(12), **options)
+
+
+HUGE = 10**400
+EXOTIC = st.sampled_from(
+    [None, True, -1, 0, HUGE, math.inf, math.nan, -0.5, "3", b"3", (), [], {}, 1j, Decimal(3), Fraction(1, 3), object(),
+     np.float32(0.1), np.int64(2), np.array([1, 2]), torch.tensor(3), print, nn.Linear(1, 1).to("meta")]
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(LEARNERS)), st.sampled_from([*inspect.signature(rc.GDumb).parameters]), EXOTIC)
+def test_exotic_options_are_taken_or_refused_in_one_sentence(learner: str, option: str, value: object) -> None:
+    kind = {name.split(",")[0]: getattr(rc, name.split(",")[0]) for name in LEARNERS}[learner.split(",")[0]]
+    arguments = {"make_model": make_model, "memory": rc.Reservoir(5), **fast}
+    if "memory" not in inspect.signature(kind).parameters:
+        del arguments["memory"]
+    if option not in inspect.signature(kind).parameters or (option == "epochs" and value is HUGE):
+        return
+    try:
+        made = kind(**{**arguments, option: value})
+    except ValueError as error:
+        assert "\n" not in str(error)
+        return
+    if callable(value):
+        return  # what it does is up to the user
+    made.observe(*examples(30))
+    assert made.predict(examples(5)[0]).shape == (5, 3)
 
 
 def test_a_model_with_batchnorm_and_a_dict_of_inputs() -> None:
