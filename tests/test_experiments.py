@@ -20,7 +20,7 @@ from recollect.experiments import (
     MEMORIES,
     TARGETS,
     Experiment,
-    Store,
+    Results,
     estimate_seconds,
     open_store,
     paper_results,
@@ -90,7 +90,7 @@ def test_bad_experiments_are_refused(fields: dict[str, object], message: str) ->
 
 
 def test_a_store_appends_finds_and_survives_a_torn_line(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results.jsonl", key=("seed",))
+    store = Results(tmp_path / "results.jsonl", key=("seed",))
     assert store.read() == []
     store.append({"seed": 0, "x": 1})
     with store.path.open("ab") as file:
@@ -217,17 +217,17 @@ def test_other_embeddings_are_another_group() -> None:
 def test_networks_that_are_not_stacked_are_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiments = [Experiment("gdumb", "mnist", "reservoir", size, epochs=1, rows=100) for size in (10, 20)]
     store = open_store(tmp_path / "results.jsonl")
-    append = Store.append
+    append = Results.append
 
-    def killed_after_one(self: Store, *results: dict[str, object]) -> None:
+    def killed_after_one(self: Results, *results: dict[str, object]) -> None:
         append(self, *results)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Store, "append", killed_after_one)
+    monkeypatch.setattr(Results, "append", killed_after_one)
     with pytest.raises(KeyboardInterrupt):
         reproduce(experiments, store)
     assert [result["size"] for result in store.read()] == [10]
-    monkeypatch.setattr(Store, "append", append)
+    monkeypatch.setattr(Results, "append", append)
     assert reproduce(experiments, store) == 1
     assert [result["size"] for result in store.read()] == [10, 20]
 
@@ -289,7 +289,7 @@ def small_targets() -> list[Experiment]:
     ]
 
 
-def timeless(store: Store) -> list[str]:
+def timeless(store: Results) -> list[str]:
     return sorted(
         json.dumps({k: v for k, v in r.items() if not k.startswith("seconds")}, sort_keys=True) for r in store.read()
     )

@@ -10,8 +10,8 @@ from recollect.experiments.experiment import (
     make_model_for,
     run,
 )
+from recollect.experiments.results import Results
 from recollect.experiments.runner import estimate_seconds, in_words, open_store, outstanding, reproduce
-from recollect.experiments.store import Store
 from recollect.experiments.targets import TARGETS, paper_results
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "STREAMS",
     "TARGETS",
     "Experiment",
-    "Store",
+    "Results",
     "estimate_seconds",
     "in_words",
     "make_model_for",

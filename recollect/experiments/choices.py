@@ -32,7 +32,7 @@ from recollect.streams import Stream
 
 ELSEWHERE = (
     *("cli.py", "demo.py", "learners", "metrics.py", "progress.py", "report", "tabular"),
-    *("figures.py", "runner.py", "store.py", "tables.py", "targets.py"),
+    *("figures.py", "results.py", "runner.py", "tables.py", "targets.py"),
 )
 """Parts of this package that have no say in what is chosen."""
 
