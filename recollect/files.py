@@ -109,7 +109,9 @@ def seal(document: Mapping[str, Any]) -> bytes:
         ...
         ValueError: it must be as it was written, but its checksum says otherwise: it is damaged
     """
-    content = json.dumps(document, indent=1).encode().removesuffix(b"\n}")
+    # A line for each part: indenting all of it would cost ten times as much.
+    parts = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in document.items())
+    content = f"{{\n{parts}".encode()
     return content + f',\n "checksum": "{checksum(content)}"\n}}\n'.encode()
 
 

@@ -4,10 +4,11 @@ The annotations of the dataclass are the form: nothing else is said about it any
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -36,79 +37,99 @@ def parse(kind: type[T], data: Any, what: str) -> T:
         ValueError: it must hold text at names[1], got 2: it is damaged
     """
     try:
-        return cast(T, _read(kind, data, ""))
+        return cast(T, _reader(cast(Any, kind))(data))
     except _MisfitError as error:
-        wanted, place, got = error.args
-        at = f" at {place}" if place else ""
-        raise ValueError(f"{what} must hold {wanted}{at}, got {_short(got)}: it is damaged") from None
+        at = f" at {''.join(reversed(error.place)).lstrip('.')}" if error.place else ""
+        raise ValueError(f"{what} must hold {error.wanted}{at}, got {_short(error.got)}: it is damaged") from None
     except ValueError as error:
         raise ValueError(f"{what} must hold what was saved, but {error}: it is damaged") from None
 
 
+Reader: TypeAlias = Callable[[Any], Any]
+
+
 class _MisfitError(Exception):
-    """What was wanted, where, and what came."""
+    """What was wanted and what came; where is added on the way out."""
+
+    def __init__(self, wanted: str, got: Any) -> None:
+        super().__init__(wanted)
+        self.wanted, self.got = wanted, got
+        self.place: list[str] = []
 
 
-def _read(kind: Any, data: Any, place: str) -> Any:
+@cache
+def _reader(kind: Any) -> Reader:
+    """A function that takes what was read to the form of `kind`; made once for each."""
     origin, arguments = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return data
     if is_dataclass(kind):
-        return _read_fields(kind, data, place)
+        return _fields_reader(kind)
     if origin in (Union, UnionType):
-        if data is None and NoneType in arguments:
-            return None
-        [kind] = [argument for argument in arguments if argument is not NoneType]
-        return _read(kind, data, place)
+        [inner] = [_reader(argument) for argument in arguments if argument is not NoneType]
+        return lambda data: None if data is None else inner(data)
     if origin is Literal:
-        return _fitting(data, isinstance(data, str) and data in arguments, f"one of {', '.join(arguments)}", place)
+        return _plain(lambda data: isinstance(data, str) and data in arguments, f"one of {', '.join(arguments)}")
     if origin in (list, tuple):
-        _fitting(data, isinstance(data, list | tuple), "a list", place)
-        return origin(_read(arguments[0], value, f"{place}[{i}]") for i, value in enumerate(data))
+        is_list, inner = _plain(lambda data: isinstance(data, list | tuple), "a list"), _reader(arguments[0])
+        return lambda data: origin(_inside(inner, value, f"[{i}]") for i, value in enumerate(is_list(data)))
     if origin is dict:
-        _fitting(data, isinstance(data, dict), "an object", place)
-        return {
-            _read(str, key, place): _read(arguments[1], value, f"{place}[{_short(key)}]") for key, value in data.items()
+        key_of, inner = _reader(str), _reader(arguments[1])
+        return lambda data: {
+            key_of(key): _inside(inner, value, f"[{_short(key)}]") for key, value in _object(data).items()
         }
-    return _read_plain(kind, data, place)
+    return _PLAIN[kind]
 
 
-def _read_plain(kind: Any, data: Any, place: str) -> Any:
-    number = isinstance(data, int | float) and not isinstance(data, bool)
-    if kind is str:
-        return _fitting(data, isinstance(data, str) and _is_text(data), "text", place)
-    if kind is bool:
-        return _fitting(data, isinstance(data, bool), "true or false", place)
-    if kind is int:
-        return _fitting(data, number and isinstance(data, int) and abs(data) <= _MOST, "a whole number", place)
-    if kind is float:
-        fits = number and (abs(data) <= _MOST if isinstance(data, int) else math.isfinite(data))
-        return float(_fitting(data, fits, "a finite number", place))
-    raise TypeError(f"no form is known for {kind}")
+def _fields_reader(kind: Any) -> Reader:
+    hints = get_type_hints(kind)
+    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+
+    def read(data: Any) -> Any:
+        if _object(data).keys() != readers.keys():
+            raise _MisfitError(f"the names {', '.join(readers)}", list(data))
+        return kind(**{name: _inside(reader, data[name], f".{name}") for name, reader in readers.items()})
+
+    return read
 
 
-def _read_fields(kind: Any, data: Any, place: str) -> Any:
-    _fitting(data, isinstance(data, dict), "an object", place)
-    hints = _hints(kind)
-    names = [field.name for field in fields(kind)]
-    for name in (*names, *data):
-        if name not in data or name not in names:
-            raise _MisfitError(f"the names {', '.join(names)}", place, list(data))
-    return kind(**{name: _read(hints[name], data[name], f"{place}.{name}".lstrip(".")) for name in names})
+def _inside(reader: Reader, data: Any, place: str) -> Any:
+    try:
+        return reader(data)
+    except _MisfitError as error:
+        error.place.append(place)
+        raise
 
 
-_hints = cache(get_type_hints)
+def _plain(fits: Callable[[Any], bool], wanted: str) -> Reader:
+    def read(data: Any) -> Any:
+        if not fits(data):
+            raise _MisfitError(wanted, data)
+        return data
+
+    return read
 
 
-def _fitting(data: Any, fits: bool, wanted: str, place: str) -> Any:
-    if not fits:
-        raise _MisfitError(wanted, place, data)
-    return data
-
-
-def _is_text(data: str) -> bool:
+def _is_text(data: Any) -> bool:
     """Half of a pair of surrogates is no text: it cannot be written anywhere."""
-    return not any("\ud800" <= character <= "\udfff" for character in data)
+    return isinstance(data, str) and (data.isascii() or not any("\ud800" <= c <= "\udfff" for c in data))
+
+
+def _is_finite(data: Any) -> bool:
+    return (isinstance(data, float) and math.isfinite(data)) or _is_whole(data)
+
+
+def _is_whole(data: Any) -> bool:
+    return isinstance(data, int) and not isinstance(data, bool) and abs(data) <= _MOST
+
+
+_finite = _plain(_is_finite, "a finite number")
+_object = _plain(lambda data: isinstance(data, dict), "an object")
+_PLAIN: dict[Any, Reader] = {
+    Any: lambda data: data,
+    str: _plain(_is_text, "text"),
+    bool: _plain(lambda data: isinstance(data, bool), "true or false"),
+    int: _plain(_is_whole, "a whole number"),
+    float: lambda data: float(_finite(data)),
+}
 
 
 def _short(data: Any) -> str:

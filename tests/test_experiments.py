@@ -20,7 +20,7 @@ from recollect.experiments import (
     LEARNERS,
     TARGETS,
     Experiment,
-    Store,
+    Results,
     estimate_seconds,
     make_model_for,
     open_store,
@@ -93,7 +93,7 @@ def test_bad_experiments_are_refused(fields: dict[str, object], message: str) ->
 
 
 def test_a_store_appends_finds_and_survives_a_torn_line(tmp_path: Path) -> None:
-    store = Store(tmp_path / "results.jsonl", key=("seed",))
+    store = Results(tmp_path / "results.jsonl", key=("seed",))
     assert store.read() == []
     store.append({"seed": 0, "x": 1})
     with store.path.open("ab") as file:
@@ -230,17 +230,17 @@ def test_other_embeddings_are_another_group() -> None:
 def test_networks_that_are_not_stacked_are_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiments = [Experiment("gdumb", "mnist", "reservoir", size, epochs=1, rows=100) for size in (10, 20)]
     store = open_store(tmp_path / "results.jsonl")
-    append = Store.append
+    append = Results.append
 
-    def killed_after_one(self: Store, *results: dict[str, object]) -> None:
+    def killed_after_one(self: Results, *results: dict[str, object]) -> None:
         append(self, *results)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Store, "append", killed_after_one)
+    monkeypatch.setattr(Results, "append", killed_after_one)
     with pytest.raises(KeyboardInterrupt):
         reproduce(experiments, store)
     assert [result["size"] for result in store.read()] == [10]
-    monkeypatch.setattr(Store, "append", append)
+    monkeypatch.setattr(Results, "append", append)
     assert reproduce(experiments, store) == 1
     assert [result["size"] for result in store.read()] == [10, 20]
 
@@ -282,7 +282,7 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
 
 def test_files_without_a_say_are_told_by_their_path(tmp_path: Path) -> None:
     names = ["memories/store.py", "memories/learners/one.py", "experiments/experiment.py", "batch.py"]
-    others = ["experiments/store.py", "experiments/group.py", "learners/gdumb.py", "cli.py", "batch.pyc"]
+    others = ["experiments/results.py", "experiments/group.py", "learners/gdumb.py", "cli.py", "batch.pyc"]
     for name in [*names, *others]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -315,7 +315,7 @@ def small_targets() -> list[Experiment]:
     ]
 
 
-def timeless(store: Store) -> list[str]:
+def timeless(store: Results) -> list[str]:
     return sorted(
         json.dumps({k: v for k, v in r.items() if not k.startswith("seconds")}, sort_keys=True) for r in store.read()
     )

@@ -15,7 +15,7 @@ from recollect.experiments.experiment import (
 )
 from recollect.experiments.group import run
 from recollect.experiments.runner import estimate_seconds, in_words, open_store, outstanding, reproduce
-from recollect.experiments.store import Store
+from recollect.experiments.results import Results
 from recollect.experiments.targets import TARGETS, paper_results
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
     "STREAMS",
     "TARGETS",
     "Experiment",
-    "Store",
+    "Results",
     "estimate_seconds",
     "in_words",
     "make_model_for",

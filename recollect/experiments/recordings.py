@@ -31,8 +31,8 @@ from recollect.memories.memory import Choice
 from recollect.streams import Stream
 
 ELSEWHERE = (
-    *("cli.py", "demo.py", "learners", "metrics.py", "progress.py", "report", "tabular"),
-    *(f"experiments/{name}.py" for name in ("figures", "group", "runner", "stacking", "store", "tables", "targets")),
+    *("cli.py", "demo.py", "learners", "metrics.py", "progress.py", "report", "tabular", "terminal.py"),
+    *(f"experiments/{name}.py" for name in ("figures", "group", "results", "runner", "stacking", "tables", "targets")),
 )
 """Files and folders of this package that have no say in what is kept."""
 

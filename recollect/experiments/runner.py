@@ -14,7 +14,7 @@ import torch
 from recollect.experiments.experiment import KEY_FIELDS, Experiment
 from recollect.experiments.group import Group, run_group
 from recollect.experiments.recordings import EMBEDDING_OPTIONS
-from recollect.experiments.store import Store
+from recollect.experiments.results import Results
 from recollect.progress import Bar, progress_bar
 
 
@@ -29,13 +29,13 @@ def grouped(experiments: Iterable[Experiment]) -> list[Group]:
     return [tuple(sorted(set(group), key=lambda e: (e.seed, e.size, repr(e.options)))) for group in groups.values()]
 
 
-def outstanding(experiments: Iterable[Experiment], store: Store) -> list[Experiment]:
+def outstanding(experiments: Iterable[Experiment], store: Results) -> list[Experiment]:
     """Those whose results are not stored yet."""
     done = store.keys()
     return [experiment for experiment in experiments if store.normalised(experiment.key()) not in done]
 
 
-def reproduce(experiments: Iterable[Experiment], store: Store, *, workers: int = 1, progress: bool = True) -> int:
+def reproduce(experiments: Iterable[Experiment], store: Results, *, workers: int = 1, progress: bool = True) -> int:
     """Run what is outstanding and store it as it comes; returns how many results were added.
 
     Args:
@@ -51,15 +51,14 @@ def reproduce(experiments: Iterable[Experiment], store: Store, *, workers: int =
         return _run_in_processes(groups, store, workers, bar)
 
 
-def _run_and_store(group: Group, store: Store, advance: Callable[[float], None]) -> int:
+def _run_and_store(group: Group, store: Results, advance: Callable[[float], None]) -> int:
     added = 0
     for results in run_group(group, folder=store.path.with_suffix(".choices"), advance=advance):
-        store.append(*results)
-        added += len(results)
+        added += store.append(*results)
     return added
 
 
-def _run_in_processes(groups: list[Group], store: Store, workers: int, bar: Bar) -> int:
+def _run_in_processes(groups: list[Group], store: Results, workers: int, bar: Bar) -> int:
     threads = max(1, (os.cpu_count() or 1) // workers)
     context = multiprocessing.get_context("spawn")
     done = context.Value("d", 0.0)
@@ -84,7 +83,7 @@ def _start_worker(threads: int, done: Any) -> None:
     _done = done
 
 
-def _run_in_worker(group: Group, store: Store) -> int:
+def _run_in_worker(group: Group, store: Results) -> int:
     return _run_and_store(group, store, _tell)
 
 
@@ -93,7 +92,7 @@ def _tell(share: float) -> None:
         _done.value += share
 
 
-def estimate_seconds(experiments: Iterable[Experiment], store: Store) -> float | None:
+def estimate_seconds(experiments: Iterable[Experiment], store: Results) -> float | None:
     """How long the outstanding ones will take, from stored ones like them; None if there is nothing to go by."""
     known: dict[tuple[Any, ...], list[float]] = {}
     for result in store.read():
@@ -121,9 +120,9 @@ def _likeness(key: dict[str, Any]) -> list[tuple[Any, ...]]:
     return [tuple((name, key[name]) for name in some) for some in names]
 
 
-def open_store(path: Path) -> Store:
+def open_store(path: Path) -> Results:
     """The store of results, by the fields that tell experiments apart."""
-    return Store(path, KEY_FIELDS)
+    return Results(path, KEY_FIELDS)
 
 
 def in_words(seconds: float) -> str:

@@ -318,7 +318,9 @@ class Store:
         state = State(number, self.settings, held.outputs, held.encoding, files, checksum(rows), memory)
         # What could not be read again is not written.
         parse(State, json.loads(json.dumps(asdict(replace(state, files=files[-1:])))), "what was taken")
-        _write(new / "state.json", state)
+        # There may be thousands of files, so they are not copied.
+        document = asdict(replace(state, files=[])) | {"files": [vars(entry) for entry in files]}
+        write_atomically(new / "state.json", seal(document))
         self._name(number)
 
     def _name(self, number: int) -> None:

@@ -1,26 +1,29 @@
 """Results as JSON lines: appended whole, never edited, never repeated."""
 
-import fcntl
 import json
 import os
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from recollect.files import locked
 
 
-class Store:
+class Results:
     """A file with one result per line.
 
     Lines are appended with one write and synced, so that a crash loses at most the line being written; what is left of
-    such a line is skipped on reading and cut off by the next writing. Several processes may append at once.
+    such a line is skipped on reading and cut off by the next writing. Several processes may append at once, also the
+    same result: it is kept once.
 
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     store = Store(f"{folder}/results.jsonl", key=("seed",))
-        ...     store.append({"seed": 0, "final_accuracy": 91.5})
-        ...     store.find({"seed": 0})["final_accuracy"], store.find({"seed": 1})
+        ...     results = Results(f"{folder}/results.jsonl", key=("seed",))
+        ...     results.append({"seed": 0, "final_accuracy": 91.5}), results.append({"seed": 0, "final_accuracy": 91.5})
+        ...     results.find({"seed": 0})["final_accuracy"], results.find({"seed": 1})
+        (1, 0)
         (91.5, None)
     """
 
@@ -57,32 +60,38 @@ class Store:
         """What is stored, in the form of `normalised`."""
         return {self.normalised(result) for result in self.read()}
 
-    def append(self, *results: dict[str, Any]) -> None:
-        """Add results, on disk when this returns."""
+    def append(self, *results: dict[str, Any]) -> int:
+        """Add results that are not there yet, on disk when this returns; returns how many."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = b"".join(json.dumps(result).encode() + b"\n" for result in results)
-        with self.path.open("ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, or when the process dies
-            _cut_unfinished(file.fileno())
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
+        with locked(self.path.with_name(f".{self.path.name}.lock")):
+            # Looked up while nobody else can write: another process may have come to the same result meanwhile.
+            known, new = self.keys(), []
+            for result in results:
+                if (key := self.normalised(result)) not in known:
+                    known.add(key)
+                    new.append(json.dumps(result).encode() + b"\n")
+            with self.path.open("ab+") as file:
+                _cut_unfinished(file)
+                file.write(b"".join(new))
+                file.flush()
+                os.fsync(file.fileno())
+        return len(new)
 
     def normalised(self, result: dict[str, Any]) -> str:
         """What tells a result from others, as one string."""
         return json.dumps({name: result.get(name) for name in self._key}, sort_keys=True)
 
 
-def _cut_unfinished(descriptor: int) -> None:
+def _cut_unfinished(file: BinaryIO) -> None:
     """Remove what a crash left of a line."""
-    size = os.fstat(descriptor).st_size
-    end = size
+    size = end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 65536)
-        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
         if newline >= 0:
             end = start + newline + 1
             break
         end = start
     if end < size:
-        os.ftruncate(descriptor, end)
+        file.truncate(end)
