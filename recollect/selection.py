@@ -27,6 +27,8 @@ PAPER: MatchingOptions = {
     "regularization": 0.5 / 10,  # lambda = 0.5 for embeddings that the paper does not divide by sqrt(S)
     "relative": False,
     "nonnegative": "clip",
+    "rule": "inner-product",
+    "hold_count": False,
 }
 """The paper's settings, as keyword arguments of `select` and `GradientMatching`."""
 
@@ -74,7 +76,7 @@ def select(
     inputs, targets = check_examples(inputs, targets)
     size = check_size(size, len(targets), "examples")
     candidates = GradientEmbedding(make_model, seed=seed, **embedding).dictionary(inputs, targets, progress=progress)
-    return pursue(candidates, size, progress=progress, **pursuit)
+    return pursue(candidates, size, count=len(targets), progress=progress, **pursuit)
 
 
 def matching_error(

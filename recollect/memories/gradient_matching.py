@@ -84,7 +84,10 @@ class GradientMatching(Memory):
             indices, weights, error = torch.arange(len(dictionary)), torch.ones(len(dictionary)), 0.0
         else:
             size = min(self.capacity, len(dictionary))
-            coreset = pursue(dictionary, size, target=target, progress=self.progress, **self._pursuit_options)
+            count = self.seen + len(arrived)
+            coreset = pursue(
+                dictionary, size, target=target, count=count, progress=self.progress, **self._pursuit_options
+            )
             indices, order = coreset.indices.cpu().sort()
             weights, error = coreset.weights.cpu()[order], coreset.error
         state = {"target": target, "embeddings": dictionary.rows(indices)}
