@@ -125,7 +125,7 @@ def pursue(
     *,
     target: Tensor | None = None,
     count: float | None = None,
-    rule: Rule = "inner-product",
+    rule: Rule = "least-squares",
     regularization: float = 0.001,
     relative: bool = True,
     center: Center = "uniform",

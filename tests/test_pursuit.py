@@ -45,7 +45,7 @@ def test_zero_centre_chooses_what_scikit_learn_chooses_on_the_shifted_gram_matri
     regularization = 0.3 * float(G.square().sum(1).mean())
     K = (G @ G.T).numpy() + regularization * np.eye(60)
     weights = orthogonal_mp_gram(K, (G @ g).numpy(), n_nonzero_coefs=20)
-    coreset = rc.pursue(G, 20, center="zero", exact=True, nonnegative=False, regularization=0.3)
+    coreset = rc.pursue(G, 20, rule="inner-product", center="zero", exact=True, nonnegative=False, regularization=0.3)
     assert set(coreset.indices.tolist()) == set(np.flatnonzero(weights).tolist())
     assert np.abs(weights[coreset.indices] - coreset.weights.numpy()).max() < 1e-8
 
@@ -72,7 +72,8 @@ def test_exact_pursuit_is_algorithm_1(center: str, seed: int) -> None:
     G = random_rows(80, 40, seed) + 0.3
     regularization = 0.05 * float(G.square().sum(1).mean())
     chosen, weights = pursue_from_scratch(G.numpy(), G.sum(0).numpy(), 25, regularization, center)
-    coreset = rc.pursue(G, 25, regularization=0.05, center=center, exact=True, nonnegative=False)  # type: ignore[arg-type]
+    options = {"rule": "inner-product", "regularization": 0.05, "center": center, "exact": True, "nonnegative": False}
+    coreset = rc.pursue(G, 25, **options)  # type: ignore[arg-type]
     assert coreset.indices.tolist() == chosen
     assert np.abs(coreset.weights.numpy() - weights).max() < 1e-8
 
@@ -233,8 +234,10 @@ def test_the_target_may_be_anything() -> None:
 def test_without_regularization_dependent_rows_are_passed_over() -> None:
     G = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [2.0, 0.0]])
     for exact in (True, False):
+        by_product = rc.pursue(G, 5, rule="inner-product", regularization=0.0, exact=exact)
+        assert sorted(by_product.indices.tolist()) == [2, 4]
         coreset = rc.pursue(G, 5, regularization=0.0, exact=exact)
-        assert sorted(coreset.indices.tolist()) == [2, 4]
+        assert sorted(coreset.indices.tolist()) == [0, 2]  # the first of those that gain the same
         assert coreset.error < 1e-12
 
 
