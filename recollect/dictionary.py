@@ -24,8 +24,8 @@ class Dictionary(Protocol):
     def __len__(self) -> int:
         """The number of candidates."""
 
-    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        """The `count` largest inner products with `residual` (float64): ascending row numbers, and the products."""
+    def products(self, vectors: Tensor) -> Tensor:
+        """The inner products of all rows with a vector, (n,), or with the columns of a matrix, (n, k)."""
 
     def rows(self, indices: Tensor) -> Tensor:
         """The rows themselves, (len(indices), dim)."""
@@ -47,9 +47,9 @@ class InMemory:
     def __len__(self) -> int:
         return len(self._embeddings)
 
-    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        r = residual.to(self.dtype)
-        return best_of(torch.cat([block @ r for block in self._embeddings.split(_SCAN_ROWS)]), count, exclude)
+    def products(self, vectors: Tensor) -> Tensor:
+        v = vectors.to(self.dtype)
+        return torch.cat([block @ v for block in self._embeddings.split(_SCAN_ROWS)])
 
     def rows(self, indices: Tensor) -> Tensor:
         return self._embeddings[indices]
@@ -128,9 +128,9 @@ class OnDisk:
                 _read_exactly(file, block.data.cast("B"))
                 yield torch.from_numpy(block)
 
-    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        r = residual.to(self.dtype)
-        return best_of(torch.cat([block @ r for block in self._blocks()]), count, exclude)
+    def products(self, vectors: Tensor) -> Tensor:
+        v = vectors.to(self.dtype)
+        return torch.cat([block @ v for block in self._blocks()])
 
     def rows(self, indices: Tensor) -> Tensor:
         out = np.empty((len(indices), self.dim), dtype=self._numpy_dtype)
@@ -175,12 +175,13 @@ class Factored:
     def __len__(self) -> int:
         return self._deltas.shape[1]
 
-    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        R = residual.to(self.dtype).reshape(self._shape)
-        scores = torch.zeros(len(self), dtype=self.dtype, device=self._deltas.device)
-        for delta, h, r in zip(self._deltas, self._inputs, R, strict=True):
-            scores += ((h @ r.T) * delta).sum(1)
-        return best_of(scores, count, exclude)
+    def products(self, vectors: Tensor) -> Tensor:
+        V = vectors.to(self.dtype).reshape(*self._shape, -1)
+        scores = torch.zeros(len(self), V.shape[-1], dtype=self.dtype, device=self._deltas.device)
+        for delta, h, v in zip(self._deltas, self._inputs, V, strict=True):
+            for k in range(V.shape[-1]):
+                scores[:, k] += ((h @ v[..., k].T) * delta).sum(1)
+        return scores.reshape(len(self), *vectors.shape[1:])
 
     def rows(self, indices: Tensor) -> Tensor:
         products = self._deltas[:, indices, :, None] * self._inputs[:, indices, None, :]  # (S, k, C, H)
@@ -209,17 +210,8 @@ class Joined:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def best(self, residual: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-        indices, scores = [], []
-        for part, start in zip(self._parts, self._starts, strict=False):
-            inside = exclude[(exclude >= start) & (exclude < start + len(part))] - start
-            available = len(part) - len(inside)
-            if available:
-                rows, products = part.best(residual, min(count, available), inside)
-                indices.append(rows + start)
-                scores.append(products)
-        order, best = best_of(torch.cat(scores), count, exclude[:0])
-        return torch.cat(indices)[order], best
+    def products(self, vectors: Tensor) -> Tensor:
+        return torch.cat([part.products(vectors) for part in self._parts])
 
     def rows(self, indices: Tensor) -> Tensor:
         out = self._parts[0].rows(indices[:0]).new_empty(len(indices), self.dim)  # where and what the rows are
@@ -235,11 +227,11 @@ class Joined:
         return torch.cat([part.norms() for part in self._parts])
 
 
-def best_of(scores: Tensor, count: int, exclude: Tensor) -> tuple[Tensor, Tensor]:
-    """The `count` largest scores, by ascending place, so that among equals the first wins."""
-    scores[exclude] = -torch.inf
-    indices = scores.topk(count).indices.sort().values
-    return indices, scores[indices]
+def taken(dictionary: Dictionary, rows: Tensor) -> Dictionary:
+    """Some of the candidates, in the form that they have."""
+    if isinstance(dictionary, Factored):
+        return Factored(dictionary._deltas[:, rows], dictionary._inputs[:, rows])
+    return InMemory(dictionary.rows(rows))
 
 
 def _write_header(file: BinaryIO, n: int, dim: int, dtype: np.dtype[np.generic]) -> None:

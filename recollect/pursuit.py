@@ -17,6 +17,11 @@ picked. Picking goes on while the best score in the pool is at least half of wha
 scan, since that one's will have fallen too; then it is time to look again. The columns of W that belong to the picks
 are the next rows of L.
 
+Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score; it falls more
+slowly, so picking stops at what the best candidate outside had. Inside a pool A_kk is there. For all candidates it is
+kept up to date by their products with the new rows of V = L^-1 G_I, one matrix product per scan: with their plain norms
+instead, the pool holds the wrong rows, and the error is 1.1 to 1.4 times that of one pick per scan.
+
 Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
 are refined until they solve the equations in float64.
@@ -25,15 +30,18 @@ Differs from the paper:
 - `relative` scales lambda with the mean squared norm of the candidates.
 - `exact=False` picks several rows per scan. `exact=True` is Alg. 1 to the letter.
 - A row that depends linearly on chosen ones (lambda = 0) is passed over, where Alg. 1 would divide by zero.
-- `nonnegative=True` refits without rows whose weight is negative or as good as zero, where the paper clips them.
+- `nonnegative=True` replaces rows whose weight is negative or as good as zero, where the paper clips them.
+- `rule="least-squares"` divides scores by what is left of a row. `rule="inner-product"` is Alg. 1.
+- `count` holds the sum of the weights, by one more entry that all rows share.
 - Outliers, at most ten rows that hold nine tenths of all squared norms, are set aside with weight one; otherwise they
   would set lambda and the centre for all.
 """
 
 import math
+import sys
 import warnings
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -42,21 +50,26 @@ from torch import Tensor
 from recollect.checks import check_number, check_size
 from recollect.dictionary import Dictionary, InMemory
 from recollect.numerics import lazy_zeros, power_of_two, sum_rows
-from recollect.progress import progress_bar
+from recollect.progress import Bar, progress_bar
 
 Center: TypeAlias = Literal["uniform", "zero"]
+Rule: TypeAlias = Literal["least-squares", "inner-product"]
 Nonnegative: TypeAlias = bool | Literal["clip"]
 
-CHOSEN_PER_PICK = 4  # one pick per scan for so many chosen so far
+CHOSEN_PER_PICK = {"inner-product": 4, "least-squares": 16}  # one pick per scan for so many chosen so far
 PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
-OUTDONE = 0.5  # no pick with less than this part of the best score outside the pool
+POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot always rank
+OUTDONE = {"inner-product": 0.5, "least-squares": 1.0}  # no pick with less than this part of the best outside the pool
+HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
 _SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
 _SOLVED = 1e-12  # weights are solved for until they change by less than this part
 _STEPS = 20  # at most; two or three are usual
+_NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
+_PADDING = 16  # entries: a cache line
 _USELESS = 1e-6  # a weight that is less than this part of the mean is as good as zero
 _HANDFUL = 10  # outliers at most
 _ONE_IN = 50  # at most so many of the rows are outliers
@@ -64,17 +77,6 @@ _DWARFED = 0.9  # part of the squared norms that outliers hold
 _CARRIED = 0.1  # of the target is left without the outliers: they carry it
 _BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
 _FACTOR_ROWS = 256  # in a block of the factor
-
-
-class PursuitOptions(TypedDict, total=False):
-    """Keyword arguments of `pursue`, for those who pass them on."""
-
-    regularization: float
-    relative: bool
-    center: Center
-    tolerance: float | None
-    nonnegative: Nonnegative
-    exact: bool
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,31 +111,38 @@ def pursue(
     size: int | None,
     *,
     target: Tensor | None = None,
+    count: float | None = None,
+    rule: Rule = "least-squares",
     regularization: float = 0.001,
     relative: bool = True,
     center: Center = "uniform",
     tolerance: float | None = None,
     nonnegative: Nonnegative = True,
+    hold_count: bool = True,
     exact: bool = False,
     progress: bool = False,
 ) -> Coreset:
     """Choose rows whose weighted sum approximates the target (Alg. 1).
 
-    The same call gives the same bits; with another number of threads the rows are the same, while the weights may differ
-    in the last bits. A handful of rows beside which all others are small are kept with weight one and set aside, so that
-    the others are matched as if they were alone; if the target is little but these rows, a warning says so.
+    The same call gives the same bits; with another number of threads the rows are the same, while the weights may
+    differ in the last bits. A handful of rows beside which all others are small are kept with weight one and set aside,
+    so that the others are matched as if they were alone; if the target is little but these rows, a warning says so.
 
     Args:
         embeddings: one row per candidate.
         size: how many rows to choose at most; None if only `tolerance` decides.
         target: what to approximate; the sum of all rows by default.
+        count: how many examples the target sums over, if the weights are to add up to about that.
+        rule: "least-squares" picks the row that lowers the objective most; "inner-product" the one with the largest
+            product with what is left to match, as in the paper: rows with large norms come first.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the candidates' mean squared norm, so that scaling them
             changes nothing; otherwise it is absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all (Sec. 2.3), "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
-        nonnegative: True drops negative weights and refits until none is left, so that fewer than `size` rows may
-            remain; "clip" sets them to zero, as in the paper; False leaves them.
+        nonnegative: True drops rows with negative weights and picks others until `size` have positive ones or no other
+            row would help; "clip" sets them to zero, as in the paper; False leaves them.
+        hold_count: False lets the weights add up to whatever matches best, also where `count` is given.
         exact: one pick per scan of all candidates instead of several.
         progress: show a progress bar in a terminal.
 
@@ -146,62 +155,127 @@ def pursue(
     n = len(dictionary)
     limit = n if size is None else check_size(size, n, "candidates")
     regularization = check_number("regularization", regularization)
-    _check_options(size, center, tolerance, nonnegative)
-    g = dictionary.sum() if target is None else _as_target(target, dictionary)
-    norms, norm = _checked_norms(dictionary), float(g.norm())
+    count = check_number("count", count) if count is not None and hold_count else None
+    _check_options(size, rule, center, tolerance, nonnegative)
+    total = dictionary.sum() if target is None else _as_target(target, dictionary)
+    norms = _checked_norms(dictionary)
 
     outliers = _outliers(norms)
-    ordinary = torch.ones(n, dtype=torch.bool, device=norms.device)
-    ordinary[outliers] = False
-    apart = outliers[:0]
-    carried = False
-    if len(outliers):
-        rest = _sum(dictionary, ordinary) if target is None else g - sum_rows(dictionary.rows(outliers))
-        carried = float(rest.norm()) <= _CARRIED * norm
-        if 2 * len(outliers) <= limit and float(rest.norm()) < norm:
-            apart, g = outliers, rest  # what they add to the target is theirs to give, with weight one
+    ordinary = torch.ones(n, dtype=torch.bool, device=norms.device).index_fill(0, outliers, False)
+    rest = total
+    if len(outliers):  # what they add to the target is theirs to give, with weight one
+        rest = _sum(dictionary, ordinary) if target is None else total - sum_rows(dictionary.rows(outliers))
+    carried = float(rest.norm()) <= _CARRIED * float(total.norm()) and len(outliers) > 0
+    aside = 2 * len(outliers) <= limit and float(rest.norm()) < float(total.norm())
+    apart, g = (outliers, rest) if aside else (outliers[:0], total)
 
     # In units in which ordinary rows and the target have norms of about one; powers of two, so that nothing is rounded.
     square = float(norms[ordinary].square().mean())
-    row_unit = min(max(power_of_two(math.sqrt(square)), 2.0**-126), 2.0**126)  # float32 can be divided by it
-    target_unit = power_of_two(float(g.norm()) / row_unit)
-    square /= row_unit**2
-    lambda_ = regularization * (square if relative else row_unit**-2)
-    fit = RidgeFit(
+    unit = min(max(power_of_two(math.sqrt(square)), 2.0**-126), 2.0**126)  # float32 can be divided by it
+    weight_unit = power_of_two(float(g.norm()) / unit)
+    square /= unit**2
+    lambda_ = regularization * (square if relative else unit**-2)
+    norm = float(total.norm()) / unit / weight_unit
+    problem = Problem(
         dictionary,
-        g / row_unit / target_unit,
+        g / unit / weight_unit,
+        norms / unit,
+        unit,
         lambda_,
         center,
+        rule,
         limit - len(apart),
-        _precision(dictionary, lambda_, square, float(norms.max()) / row_unit, exact),
-        row_unit,
-        apart.tolist(),
+        _precision(dictionary, lambda_, square, float(norms.max()) / unit, exact),
+        exact,
+        HOLD * math.sqrt(square) if count is not None else 0.0,
+        0.0 if count is None else (count - len(apart)) / weight_unit,
     )
-    enough = -1.0 if tolerance is None else check_number("tolerance", tolerance) * (norm / row_unit / target_unit)
-
+    fit = RidgeFit(problem, apart.tolist())
+    enough = -1.0 if tolerance is None else tolerance * norm
     with progress_bar("choosing examples", limit, show=progress) as bar:
         bar.advance(len(apart))
-        # Each pass adds at least one row to `taken`, which never holds one twice: there are at most n passes.
-        while len(fit) < limit - len(apart) and len(fit.taken) < n and float(fit.residual.norm()) > enough:
-            room = min(limit - len(apart) - len(fit), n - len(fit.taken))
-            picks = 1 if exact else max(1, min(len(fit) // CHOSEN_PER_PICK, PICKS_PER_SCAN))
-            before = len(fit)
-            fit.grow(min(picks, room))
-            bar.advance(len(fit) - before)
-    indices, weights, residual = fit.result(nonnegative)
-    weights = torch.cat([weights.new_ones(len(apart)), weights * target_unit])
-    missing = float(residual.norm())
-    if not bool(torch.isfinite(weights).all()) or not math.isfinite(missing):
+        _fill(fit, enough, bar)
+        weights = fit.solve()
+        if nonnegative is True:
+            # Rows that were dropped stay taken, so that this ends too.
+            while bool((useless := weights <= _USELESS * weights.clamp(min=0).mean()).any()):
+                fit = fit.without(useless)
+                _fill(fit, enough, bar, helpful=True)
+                weights = fit.solve()
+        elif nonnegative == "clip":
+            weights = weights.clamp(min=0)
+
+    missing = float(fit.residual_of(weights).norm())
+    weights = torch.cat([weights.new_ones(len(apart)), weights * weight_unit])
+    if not (bool(torch.isfinite(weights).all()) and math.isfinite(missing)):
         raise ValueError("weights must be finite, got NaN or infinity: scale the embeddings or raise regularization")
     if carried:
-        others = missing / (float(g.norm()) / row_unit / target_unit) if len(apart) else math.nan
+        alone = f" ({missing / float(problem.g.norm()):.2g} for them alone)" if aside else ""
         warnings.warn(
             f"the target should be carried by many rows, got {len(outliers)} of {n} that dwarf the others, so that the "
-            f"error says little about these ({others:.2g} for them alone): look for outliers or unscaled features",
+            f"error says little about these{alone}: look for outliers or unscaled features",
             stacklevel=2,
         )
-    error = missing / (norm / row_unit / target_unit) if norm else 0.0
-    return Coreset(torch.cat([apart, indices]), weights, error)
+    return Coreset(torch.cat([apart, fit.indices]), weights, missing / norm if norm else 0.0)
+
+
+def _fill(fit: "RidgeFit", enough: float, bar: Bar, *, helpful: bool = False) -> None:
+    """Grow to the size asked for, or until what is left is small enough, or no candidate is left (or helpful)."""
+    # Each pass adds at least one row to `taken`, which never holds one twice: there are at most as many passes as rows.
+    problem = fit.problem
+    while (room := min(problem.size - len(fit), len(problem.dictionary) - len(fit.taken))) > 0:
+        if float(fit.residual[: problem.dictionary.dim].norm()) <= enough:
+            break
+        picks = 1 if problem.exact else max(1, min(len(fit) // CHOSEN_PER_PICK[problem.rule], PICKS_PER_SCAN))
+        before = len(fit)
+        if not fit.grow(min(picks, room), helpful=helpful):
+            break
+        bar.advance(len(fit) - before)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be matched with what, in units in which rows and target have norms of about one.
+
+    To hold the count, every row has one more entry, `constant`, which is to add up to `constant * count`.
+    """
+
+    dictionary: Dictionary
+    g: Tensor
+    norms: Tensor
+    unit: float  # of the rows
+    regularization: float
+    center: Center
+    rule: Rule
+    size: int
+    dtype: torch.dtype  # of the factor
+    exact: bool
+    constant: float
+    count: float
+
+    def goal(self) -> Tensor:
+        """The target with the entry for the count, padded so that rows stay aligned in memory."""
+        if not self.constant:
+            return self.g
+        goal = torch.nn.functional.pad(self.g, (0, _PADDING))
+        goal[self.dictionary.dim] = self.constant * self.count
+        return goal
+
+    def rows(self, indices: Tensor) -> Tensor:
+        rows = self.dictionary.rows(indices).to(self.dtype) * (1 / self.unit)
+        if self.constant:
+            rows = torch.nn.functional.pad(rows, (0, _PADDING))
+            rows[:, self.dictionary.dim] = self.constant
+        return rows
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """The products of all rows with a vector or with the columns of a matrix."""
+        dim = self.dictionary.dim
+        # Half of the unit goes to either side: neither the vectors nor the products leave the range of float32.
+        half = power_of_two(math.sqrt(self.unit))
+        length = power_of_two(float(vectors[:dim].norm()))
+        products = self.dictionary.products(vectors[:dim] / (half * length)).double() * (half * length / self.unit)
+        return products + self.constant * vectors[dim] if self.constant else products
 
 
 class RidgeFit:
@@ -216,27 +290,22 @@ class RidgeFit:
         taken: chosen or passed over: not to be proposed again.
     """
 
-    def __init__(
-        self,
-        dictionary: Dictionary,
-        g: Tensor,
-        regularization: float,
-        center: Center,
-        size: int,
-        dtype: torch.dtype,
-        unit: float,
-        taken: list[int],
-    ) -> None:
-        self._dictionary, self._g, self._unit = dictionary, g, unit
-        self._lambda, self._center = regularization, center
-        self._limit, self._dtype = size, dtype
-        self.residual = g
-        self.taken = taken
+    def __init__(self, problem: Problem, taken: list[int], left: Tensor | None = None) -> None:
+        self.problem, self.taken = problem, taken
+        self._dictionary, self._g, self._dtype = problem.dictionary, problem.goal(), problem.dtype
+        self._lambda, self._center, self._limit = problem.regularization, problem.center, problem.size
+        self.residual = self._g
         self._indices: list[int] = []
-        self._rows = torch.empty(0, dictionary.dim, dtype=dtype, device=g.device)  # chosen ones, and room for more
-        self._sum = torch.zeros_like(g)  # of the chosen rows
-        self._gamma = g.new_empty(0)
-        self._factor = GrowingCholesky(dtype, g.device)
+        self._rows = self._g.new_empty(0, len(self._g), dtype=self._dtype)  # chosen ones, and room for more
+        self._sum = torch.zeros_like(self._g)  # of the chosen rows
+        self._gamma = self._g.new_empty(0)
+        self._factor = GrowingCholesky(self._dtype, self._g.device)
+        self._left = left  # of each candidate's squared norm, plus lambda, once the chosen are fitted
+        if problem.rule == "least-squares":
+            self._directions = self._rows  # V = L^-1 G_I: the products of a row with them are its entries of W
+            self._least_left = _NOISE * (problem.norms.square() + self._lambda) + sys.float_info.min
+            if left is None:
+                self._left = problem.norms.square() + problem.constant**2 + self._lambda
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -249,7 +318,7 @@ class RidgeFit:
         """The buffer doubles, up to what can be needed, so that growing costs little."""
         if capacity > len(self._rows):
             capacity = max(capacity, min(self._limit, max(2 * len(self._rows), 64)))
-            larger = lazy_zeros(capacity, self._dictionary.dim, dtype=self._dtype, device=self._g.device)
+            larger = lazy_zeros(capacity, len(self._g), dtype=self._dtype, device=self._g.device)
             larger[: len(self)] = self._chosen
             self._rows = larger
 
@@ -258,34 +327,37 @@ class RidgeFit:
         square = float(total @ total)
         return float(total @ self._g) / square if self._center == "uniform" and square > 0 else 0.0
 
-    def _best(self, count: int) -> tuple[Tensor, Tensor]:
-        """The rows whose products with the residual are the largest, and these products."""
-        taken = torch.tensor(self.taken, dtype=torch.long, device=self._g.device)
-        # Half of the unit goes to either side: neither the residual nor a product leaves the range of float32.
-        half = power_of_two(math.sqrt(self._unit))
-        length = power_of_two(float(self.residual.norm()))
-        pool, scores = self._dictionary.best(self.residual / (half * length), count, taken)
-        return pool, scores.double() * (half * length / self._unit)
+    def grow(self, picks: int, *, helpful: bool = False) -> bool:
+        """Add up to `picks` rows out of one scan, only if some row would help to match; says whether it did.
 
-    def grow(self, picks: int) -> None:
-        """Add up to `picks` rows out of one scan; rows found to be dependent are passed over.
-
-        At least one row is taken, since either there are picks or the whole pool is passed over.
+        Rows found to be dependent are passed over. At least one row is taken, since either there are picks or the whole
+        pool is passed over.
         """
         n_candidates = len(self._dictionary) - len(self.taken)
-        wanted = POOL_PER_PICK * picks if picks == 1 else max(POOL_AT_LEAST, POOL_PER_PICK * picks)
-        pool, scores = self._best(min(wanted, n_candidates))
-        R = self._dictionary.rows(pool).to(self._dtype) * (1 / self._unit)
-        if picks == 1:
-            best = int((R.double() @ self.residual).argmax())  # in float64: the scan only proposes
+        one = picks == 1 and self._left is None
+        at_least = 1 if one else POOL_FOR_ONE if picks == 1 else POOL_AT_LEAST
+        c = self.problem.products(self.residual)
+        c[torch.tensor(self.taken, dtype=torch.long, device=c.device)] = -torch.inf
+        if helpful and float(c.max()) <= 0:
+            return False
+        scores = c if self._left is None else c / torch.maximum(self._left, self._least_left).sqrt()
+        pool = scores.topk(min(max(at_least, POOL_PER_PICK * picks), n_candidates)).indices.sort().values
+        R = self.problem.rows(pool)
+        exact_c = R.double() @ self.residual if picks == 1 else c[pool]  # in float64: the scan only proposes
+        if one:
+            best = int(exact_c.argmax())
             pool, R = pool[[best]], R[[best]]
         W = self._factor.solve(self._chosen @ R.T)
-        order, passed_over = ([0], []) if picks == 1 else self._picks_in_pool(R, W, scores, picks)
+        outside = float(scores[pool].min())
+        order, passed_over = ([0], []) if one else self._picks_in_pool(R, W, exact_c, outside, picks)
         chosen = pool[order].tolist()
         self.taken += chosen + pool[passed_over].tolist()
         self._append(chosen, R[order], W[:, order])
+        return True
 
-    def _picks_in_pool(self, R: Tensor, W: Tensor, c: Tensor, picks: int) -> tuple[list[int], list[int]]:
+    def _picks_in_pool(
+        self, R: Tensor, W: Tensor, c: Tensor, outside: float, picks: int
+    ) -> tuple[list[int], list[int]]:
         """Alg. 1 with the pool as its whole dictionary; see the module's introduction.
 
         Returns the picks, and those that depend on them and on what was chosen before.
@@ -299,15 +371,17 @@ class RidgeFit:
         sum_b, square = float(self._sum @ self._g), float(self._sum @ self._sum)
         q = (W.T @ self._factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
         p = c + self._lambda * self._uniform(self._sum) * q
-        floor = OUTDONE * float(c.min()) if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
+        floor = OUTDONE[self.problem.rule] * outside if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
         order: list[int] = []
         eliminated = A.new_empty(picks, len(A))  # rows of A's own Cholesky factor
         left = A.diagonal().clone()
         while len(order) < picks:
-            c = c.masked_fill(left <= least, -torch.inf)
-            k = int(c.argmax())
-            if c[k] == -torch.inf or (order and float(c[k]) < floor):
+            score = c if self._left is None else c / left.clamp(min=sys.float_info.min).sqrt()
+            score = score.masked_fill(left <= least, -torch.inf)
+            k = int(score.argmax())
+            if score[k] == -torch.inf or (order and float(score[k]) < floor):
                 break  # nothing is left, or something outside the pool may well be better
+            self._last = float(score[k])
             before = eliminated[: len(order)]
             pivot = math.sqrt(float(left[k]))
             row = torch.addmv(A[k], before.T, before[:, k], alpha=-1).div_(pivot)
@@ -325,7 +399,7 @@ class RidgeFit:
         dependent = (left <= least).nonzero()[:, 0].tolist()
         return order, [k for k in dependent if k not in order]
 
-    def _append(self, indices: list[int], rows: Tensor, W: Tensor) -> None:
+    def _append(self, indices: list[int], rows: Tensor, W: Tensor, *, look: bool = True) -> None:
         """Extend the fit by a block of rows, of which W = L^-1 G_I rows^T is known (App. A.3)."""
         C = (rows @ rows.T).double()
         A = C - (W.T @ W).double()
@@ -339,6 +413,12 @@ class RidgeFit:
         n = len(self)
         self._make_room(n + len(indices))
         self._rows[n : n + len(indices)] = rows
+        if self._left is not None:
+            V = (rows - W.T @ self._directions).double()
+            V = torch.linalg.solve_triangular(L, V, upper=False).to(self._dtype)
+            self._directions = torch.cat([self._directions, V])
+            if look:
+                self._left -= self.problem.products(V.T).square().sum(1)
         self._sum += rows.double().sum(0)
         self._factor.extend(W, L)
         self._indices += indices
@@ -354,36 +434,35 @@ class RidgeFit:
             r -= part @ rows.double()
         return r
 
-    def result(self, nonnegative: Nonnegative) -> tuple[Tensor, Tensor, Tensor]:
-        """The chosen rows, their weights, and what is left to match."""
-        dropped = torch.zeros(len(self), dtype=torch.bool, device=self._g.device)
-        weights = self._solve(dropped)
-        if nonnegative is True:
-            while bool((useless := ~dropped & (weights <= _USELESS * weights.clamp(min=0).mean())).any()):
-                dropped |= useless  # one more each time, so that this ends
-                weights = self._solve(dropped)
-        elif nonnegative == "clip":
-            weights = weights.clamp(min=0)
-        indices = torch.tensor(self._indices, dtype=torch.long, device=self._g.device)
-        return indices[~dropped], weights[~dropped], self._residual(weights)
+    @property
+    def indices(self) -> Tensor:
+        """The chosen rows in the order they were picked."""
+        return torch.tensor(self._indices, dtype=torch.long, device=self._g.device)
 
-    def _solve(self, dropped: Tensor) -> Tensor:
-        """The weights to working accuracy, some of them held at zero.
+    def residual_of(self, gamma: Tensor) -> Tensor:
+        """What these weights leave of the target, without the entry for the count."""
+        return self._residual(gamma)[: self._dictionary.dim]
 
-        With w = L^-1 s, a step L^-T w leaves the weights of rows d alone if w is orthogonal to L^-1 e_d.
+    def without(self, dropped: Tensor) -> "RidgeFit":
+        """The fit of the other rows alone; those dropped stay taken.
+
+        What is left of the candidates is looked up anew only if picks are to be exact: it has hardly changed.
         """
-        L, gamma = self._factor, self._gamma.masked_fill(dropped, 0.0)
-        fixed = dropped.nonzero()[:, 0]
-        Y = torch.zeros(len(self), len(fixed), dtype=self._dtype, device=self._g.device)
-        Y[fixed, torch.arange(len(fixed), device=Y.device)] = 1
-        Y = torch.linalg.qr(L.solve(Y)).Q.double()
-        u = self._uniform(self._sum - self._chosen[fixed].double().sum(0))
+        fit = RidgeFit(self.problem, self.taken, None if self.problem.exact else self._left)
+        for places in (~dropped).nonzero()[:, 0].split(_FACTOR_ROWS):
+            rows = self._rows[places]
+            indices = [self._indices[int(i)] for i in places]
+            fit._append(indices, rows, fit._factor.solve(fit._chosen @ rows.T), look=self.problem.exact)
+        return fit
+
+    def solve(self) -> Tensor:
+        """The weights to working accuracy."""
+        gamma, u = self._gamma, self._uniform(self._sum)
         last = math.inf
         for _ in range(_STEPS):
             r = self._residual(gamma)
             s = torch.cat([rows.double() @ r for rows in self._chosen.split(_BLOCK)]) + self._lambda * (u - gamma)
-            w = L.solve(s[:, None])
-            step = L.solve_transposed(w - Y @ (Y.T @ w))[:, 0].masked_fill(dropped, 0.0)
+            step = self._factor.solve_transposed(self._factor.solve(s[:, None]))[:, 0]
             length = float(step.norm())
             if not length < last / 2:
                 break  # as near as rounding allows
@@ -482,7 +561,7 @@ def _as_dictionary(embeddings: Tensor | np.ndarray | Dictionary) -> Dictionary:
     if isinstance(embeddings, np.ndarray) and embeddings.dtype.kind in "fiub":
         embeddings = torch.from_numpy(embeddings)
     if not isinstance(embeddings, Tensor):
-        if not hasattr(embeddings, "best"):
+        if not hasattr(embeddings, "products"):
             raise ValueError(f"embeddings must be a matrix of numbers or a dictionary, got {type(embeddings).__name__}")
         return embeddings  # type: ignore[return-value]
     if embeddings.ndim != 2 or not len(embeddings) or not embeddings.shape[1]:
@@ -519,9 +598,11 @@ def _as_target(target: Tensor, dictionary: Dictionary) -> Tensor:
     return g
 
 
-def _check_options(size: object, center: object, tolerance: object, nonnegative: object) -> None:
+def _check_options(size: object, rule: object, center: object, tolerance: object, nonnegative: object) -> None:
     if size is None and tolerance is None:
         raise ValueError("size or tolerance must be given, got neither")
+    if not isinstance(rule, str) or rule not in OUTDONE:
+        raise ValueError(f"rule must be 'least-squares' or 'inner-product', got {rule!r}")
     if not isinstance(center, str) or center not in ("uniform", "zero"):
         raise ValueError(f"center must be 'uniform' or 'zero', got {center!r}")
     if tolerance is not None:

@@ -2,28 +2,36 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recollect.batch import Batch, check_examples, forward, map_inputs
-from recollect.checks import check_seed, check_size
-from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionName, calibrate, draw_model
+from recollect.batch import Batch, Inputs, check_examples, forward, map_inputs
+from recollect.checks import check_number, check_seed, check_size
+from recollect.dictionary import Dictionary
+from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
-from recollect.pursuit import Center, Coreset, Nonnegative, pursue
-from recollect.randomness import derive_seed
+from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
+from recollect.randomness import derive_seed, uniform_keys
 
 PAPER: dict[str, Any] = {
     "inits": 10,
     "dim": 1000,
     "projection": "sparse",
+    "shortlist": None,
+    "rule": "inner-product",
+    "hold_count": False,
     "regularization": 0.5 / 10,  # lambda = 0.5 for embeddings that the paper does not divide by sqrt(S)
     "relative": False,
     "nonnegative": "clip",
 }
 """The paper's settings, as keyword arguments of `select` and `GradientMatching`."""
+
+SHORTLIST = 10.0
+"""How many candidates there are by default for each example that is kept."""
 
 
 def select(
@@ -42,11 +50,14 @@ def select(
     calibrate: bool = True,
     batch_size: int = 128,
     device: str | torch.device = "cpu",
+    shortlist: float | None = SHORTLIST,
+    rule: Rule = "least-squares",
     regularization: float = 0.001,
     relative: bool = True,
     center: Center = "uniform",
     tolerance: float | None = None,
     nonnegative: Nonnegative = True,
+    hold_count: bool = True,
     exact: bool = False,
     seed: int = 0,
     progress: bool = False,
@@ -70,11 +81,15 @@ def select(
         calibrate: give fresh BatchNorm layers the statistics of the first examples.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
+        shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
+            to be matched. None considers all, as in the paper.
+        rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
-        nonnegative: True refits without negative weights, "clip" sets them to zero, False leaves them.
+        nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
+        hold_count: let the weights add up to about the number of examples seen.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.
@@ -102,17 +117,61 @@ def select(
         device=device,
         seed=seed,
     )
-    return pursue(
-        embedding.dictionary(inputs, targets, progress=progress),
+    rows = shortlisted(torch.arange(len(targets)), size, shortlist, seed)
+    target, candidates = gather(embedding, inputs, targets, rows, progress=progress)
+    coreset = pursue(
+        candidates,
         size,
+        target=target,
+        count=len(targets),
+        rule=rule,
         regularization=regularization,
         relative=relative,
         center=center,
         tolerance=tolerance,
         nonnegative=nonnegative,
+        hold_count=hold_count,
         exact=exact,
         progress=progress,
     )
+    return coreset if rows is None else replace(coreset, indices=rows[coreset.indices])
+
+
+def shortlisted(ids: Tensor, size: int, shortlist: float | None, seed: int) -> Tensor | None:
+    """Which of the arriving examples are candidates for `size` places, as ascending positions; None for all.
+
+    They are drawn by their ids, so that who deals out the examples, and in which portions, changes nothing.
+
+    Example:
+        >>> shortlisted(torch.arange(100), 2, 3.0, seed=0).shape
+        torch.Size([6])
+    """
+    if shortlist is None:
+        return None
+    if not (math.isfinite(check_number("shortlist", shortlist)) and shortlist >= 1):
+        raise ValueError(f"shortlist must be a number of at least 1, or None for all, got {shortlist!r}")
+    count = math.ceil(shortlist * size)
+    if count >= len(ids):
+        return None
+    return uniform_keys(seed, ids, "shortlist").topk(count, largest=False).indices.sort().values
+
+
+def gather(
+    embedding: GradientEmbedding,
+    inputs: Inputs,
+    targets: Tensor,
+    rows: Tensor | None,
+    *,
+    prepared: Prepared | None = None,
+    progress: bool = False,
+) -> tuple[Tensor, Dictionary]:
+    """The sum of the embeddings of all examples, and those of the candidates: all of them if `rows` is None."""
+    if rows is None:
+        candidates = embedding.dictionary(inputs, targets, prepared=prepared, progress=progress)
+        return candidates.sum(), candidates
+    total = embedding.total(inputs, targets, prepared=prepared, progress=progress)
+    some = map_inputs(lambda t: t[rows], inputs)
+    return total, embedding.dictionary(some, targets[rows], prepared=prepared, progress=progress)
 
 
 def matching_error(

@@ -38,6 +38,31 @@ def pursue_from_scratch(G: Array, g: Array, size: int, regularization: float, ce
     return chosen, weights
 
 
+def pursue_least_squares_from_scratch(
+    G: Array, g: Array, size: int, regularization: float, center: str
+) -> tuple[list[int], Array]:
+    """At every pick, try every row: which one, with a positive weight, lowers the objective most?
+
+    The objective is |gamma G_I - g|^2 + lambda |gamma - u|^2 with u as it was before the pick, zero for the new row.
+    """
+
+    def objective(rows: list[int], centre: Array) -> tuple[float, float]:
+        R = G[rows]
+        weights = np.linalg.solve(R @ R.T + regularization * np.eye(len(R)), R @ g + regularization * centre)
+        squares = np.square(g - weights @ R).sum() + regularization * np.square(weights - centre).sum()
+        return float(squares), float(weights[-1])
+
+    chosen: list[int] = []
+    for _ in range(size):
+        total = G[chosen].sum(0)
+        u = total @ g / (total @ total) if center == "uniform" and chosen else 0.0
+        centre = np.append(np.full(len(chosen), u), 0.0)
+        others = [k for k in range(len(G)) if k not in chosen]
+        trials = {k: objective([*chosen, k], centre) for k in others}
+        chosen.append(min((squares, k) for k, (squares, weight) in trials.items() if weight > 0)[1])
+    return chosen, fit_from_scratch(G[chosen], g, regularization, center)
+
+
 def gradients_by_torch_func(embedding: GradientEmbedding, inputs: Tensor, targets: Tensor) -> Tensor:
     """Unprojected embeddings: per-example gradients at the same draws, over sqrt(S), one example at a time."""
     blocks = []

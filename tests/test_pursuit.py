@@ -12,7 +12,7 @@ import recollect as rc
 from recollect.checks import check_count, check_seed
 from recollect.dictionary import Factored, InMemory, Joined, OnDisk
 from recollect.pursuit import GrowingCholesky
-from tests.oracles import fit_from_scratch, pursue_from_scratch
+from tests.oracles import fit_from_scratch, pursue_from_scratch, pursue_least_squares_from_scratch
 
 
 def random_rows(n: int, dim: int, seed: int = 0) -> Tensor:
@@ -45,7 +45,7 @@ def test_zero_centre_chooses_what_scikit_learn_chooses_on_the_shifted_gram_matri
     regularization = 0.3 * float(G.square().sum(1).mean())
     K = (G @ G.T).numpy() + regularization * np.eye(60)
     weights = orthogonal_mp_gram(K, (G @ g).numpy(), n_nonzero_coefs=20)
-    coreset = rc.pursue(G, 20, center="zero", exact=True, nonnegative=False, regularization=0.3)
+    coreset = rc.pursue(G, 20, rule="inner-product", center="zero", exact=True, nonnegative=False, regularization=0.3)
     assert set(coreset.indices.tolist()) == set(np.flatnonzero(weights).tolist())
     assert np.abs(weights[coreset.indices] - coreset.weights.numpy()).max() < 1e-8
 
@@ -72,18 +72,41 @@ def test_exact_pursuit_is_algorithm_1(center: str, seed: int) -> None:
     G = random_rows(80, 40, seed) + 0.3
     regularization = 0.05 * float(G.square().sum(1).mean())
     chosen, weights = pursue_from_scratch(G.numpy(), G.sum(0).numpy(), 25, regularization, center)
-    coreset = rc.pursue(G, 25, regularization=0.05, center=center, exact=True, nonnegative=False)  # type: ignore[arg-type]
+    options = {"rule": "inner-product", "regularization": 0.05, "center": center, "exact": True, "nonnegative": False}
+    coreset = rc.pursue(G, 25, **options)  # type: ignore[arg-type]
     assert coreset.indices.tolist() == chosen
     assert np.abs(coreset.weights.numpy() - weights).max() < 1e-8
 
 
-def test_picks_in_a_pool_are_those_of_algorithm_1_on_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("center", ["uniform", "zero"])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("regularization", [0.05, 1e-3])
+def test_exact_least_squares_picks_are_the_best_of_all_that_could_be_added(
+    center: str, seed: int, regularization: float
+) -> None:
+    G = (random_rows(60, 40, seed) + 0.3) * torch.logspace(0, -1, 60, dtype=torch.float64)[:, None]
+    square = float(G.square().sum(1).mean())
+    chosen, weights = pursue_least_squares_from_scratch(
+        G.numpy(), G.sum(0).numpy(), 20, regularization * square, center
+    )
+    options = {"regularization": regularization, "center": center, "exact": True, "nonnegative": False}
+    coreset = rc.pursue(G, 20, rule="least-squares", **options)  # type: ignore[arg-type]
+    assert coreset.indices.tolist() == chosen
+    assert np.abs(coreset.weights.numpy() - weights).max() < 1e-8
+
+
+@pytest.mark.parametrize("rule", ["least-squares", "inner-product"])
+@pytest.mark.parametrize("center", ["uniform", "zero"])
+def test_picks_in_a_pool_are_those_of_exact_pursuit_on_the_pool(
+    center: str, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a pool of everything, several picks per scan are exactly one pick per scan."""
     monkeypatch.setattr("recollect.pursuit.POOL_PER_PICK", 10_000)
     G = random_rows(300, 400) + 0.2
-    for center in ("uniform", "zero"):
-        exact = rc.pursue(G, 90, center=center, exact=True, regularization=0.02)  # type: ignore[arg-type]
-        pooled = rc.pursue(G, 90, center=center, exact=False, regularization=0.02)  # type: ignore[arg-type]
+    options = {"center": center, "rule": rule, "regularization": 0.02, "count": 300}
+    for hold_count in (True, False):
+        exact = rc.pursue(G, 90, exact=True, hold_count=hold_count, **options)  # type: ignore[arg-type]
+        pooled = rc.pursue(G, 90, exact=False, hold_count=hold_count, **options)  # type: ignore[arg-type]
         assert pooled.indices.tolist() == exact.indices.tolist()
         assert torch.allclose(pooled.weights, exact.weights, atol=1e-8)
 
@@ -95,7 +118,8 @@ def test_weights_of_float32_rows_are_as_good_as_in_float64(nonnegative: bool, re
     G = (random_rows(1500, 400) * torch.logspace(0, -3, 400, dtype=torch.float64) + 0.01).float()
     g = (G[:800].double().sum(0) - G[800:1100].double().sum(0)).numpy()  # some weights want to be negative
     coreset = rc.pursue(G, 300, target=torch.from_numpy(g), regularization=regularization, nonnegative=nonnegative)
-    assert nonnegative == (len(coreset) < 300)
+    assert len(coreset) == 300
+    assert nonnegative == bool((coreset.weights > 0).all())
     chosen = G[coreset.indices].double().numpy()
     truth = fit_from_scratch(chosen, g, regularization * float(G.double().square().sum(1).mean()), "uniform")
     assert np.abs(coreset.weights.numpy() - truth).max() < 1e-6 * np.abs(truth).max()
@@ -118,10 +142,45 @@ def test_a_factor_grown_by_blocks_solves_like_one_made_at_once() -> None:
 
 
 def test_several_picks_per_scan_match_nearly_as_well_as_one() -> None:
-    G = (random_rows(2000, 300) * torch.linspace(2, 0.1, 300) + 0.3).float()
-    exact = rc.pursue(G, 200, exact=True)
-    fast = rc.pursue(G, 200)
-    assert fast.error <= 1.1 * exact.error
+    """Also where all directions are alike, so that every pick changes which rows are the best."""
+    ratios = []
+    for seed in range(2):
+        G = (random_rows(3000, 400, seed) + 0.3).float()
+        exact, fast = (rc.pursue(G, 200, rule="least-squares", exact=exact) for exact in (True, False))
+        ratios.append(fast.error / exact.error)
+    assert sum(ratios) / len(ratios) <= 1.1
+
+
+@pytest.mark.parametrize("rule", ["least-squares", "inner-product"])
+def test_as_many_rows_as_asked_for_have_positive_weights(rule: str) -> None:
+    G = (random_rows(800, 150) + 0.2).float()
+    options = {"rule": rule, "target": G[:500].sum(0) - 5 * G[500:550].sum(0)}
+    free = rc.pursue(G, 120, nonnegative=False, **options)  # type: ignore[arg-type]
+    coreset = rc.pursue(G, 120, **options)  # type: ignore[arg-type]
+    assert free.weights.min() < 0 < coreset.weights.min()
+    assert len(coreset) == len(set(coreset.indices.tolist())) == 120
+
+
+def test_fewer_rows_are_kept_only_where_no_other_would_help() -> None:
+    G = torch.cat([torch.eye(3), -torch.eye(3)]).double()
+    coreset = rc.pursue(G, 6, target=torch.tensor([3.0, 2.0, 1.0]), regularization=0.0)
+    assert coreset.indices.tolist() == [0, 1, 2]
+    assert coreset.error < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["least-squares", "inner-product"])
+def test_the_count_is_held_where_it_is_given(rule: str) -> None:
+    """Without it, the weights add up to whatever matches best: here far less, since the rows nearly cancel."""
+    G = random_rows(2000, 60)
+    options = {"rule": rule, "target": G.sum(0)}
+    free = rc.pursue(G, 40, **options)  # type: ignore[arg-type]
+    held = rc.pursue(G, 40, count=2000, **options)  # type: ignore[arg-type]
+    loose = rc.pursue(G, 40, count=2000, hold_count=False, **options)  # type: ignore[arg-type]
+    assert float(free.weights.sum()) < 1000
+    assert float(held.weights.sum()) == pytest.approx(2000, rel=0.05)
+    assert torch.equal(free.weights, loose.weights)
+    residual = G.sum(0) - held.weights @ G[held.indices]
+    assert held.error == pytest.approx(float(residual.norm() / G.sum(0).norm()))  # the count is no part of it
 
 
 @pytest.mark.parametrize("factor", [1e-4, 0.5, 3.0, 1e4])
@@ -150,10 +209,11 @@ def test_nonnegative_weights_solve_their_own_normal_equations(
     free = rc.pursue(G, size, nonnegative=False, **options)  # type: ignore[arg-type]
     assert (dropped.weights >= 0).all()
     assert torch.equal(clipped.weights, free.weights.clamp(min=0))
-    assert set(dropped.indices.tolist()) <= set(free.indices.tolist())
+    residual = g - dropped.weights @ G[dropped.indices]
     if len(dropped):
         truth = fit_from_scratch(G[dropped.indices].numpy(), g.numpy(), regularization, center)
         assert np.abs(dropped.weights.numpy() - truth).max() <= 1e-8 * max(1.0, np.abs(truth).max())
+    assert len(dropped) == size or len(dropped) <= len(G) - (G @ residual > 1e-9 * G.norm() * g.norm()).sum()
 
 
 def test_tolerance_stops_at_the_first_size_that_is_good_enough() -> None:
@@ -174,8 +234,10 @@ def test_the_target_may_be_anything() -> None:
 def test_without_regularization_dependent_rows_are_passed_over() -> None:
     G = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [2.0, 0.0]])
     for exact in (True, False):
+        by_product = rc.pursue(G, 5, rule="inner-product", regularization=0.0, exact=exact)
+        assert sorted(by_product.indices.tolist()) == [2, 4]
         coreset = rc.pursue(G, 5, regularization=0.0, exact=exact)
-        assert sorted(coreset.indices.tolist()) == [2, 4]
+        assert sorted(coreset.indices.tolist()) == [0, 2]  # the first of those that gain the same
         assert coreset.error < 1e-12
 
 
@@ -337,7 +399,7 @@ def test_an_outlier_that_the_target_does_not_hold_does_not_spoil_the_fit() -> No
 
 
 def test_weights_that_cannot_be_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.pursuit.RidgeFit._solve", lambda *_: random_rows(1, 3)[0] * torch.nan)
+    monkeypatch.setattr("recollect.pursuit.RidgeFit.solve", lambda *_: random_rows(1, 3)[0] * torch.nan)
     with pytest.raises(ValueError, match="weights must be finite, got NaN or infinity"):
         rc.pursue(random_rows(20, 5), 3)
 
@@ -376,7 +438,9 @@ def test_a_coreset_tells_its_size_error_and_weights_in_one_line() -> None:
     assert repr(rc.Coreset(coreset.indices[:0], coreset.weights[:0], 0.0)) == "Coreset(0 rows, error 0)"
 
 
-@pytest.mark.parametrize("name", ["size", "regularization", "center", "tolerance", "nonnegative", "target"])
+@pytest.mark.parametrize(
+    "name", ["size", "count", "regularization", "rule", "center", "tolerance", "nonnegative", "target"]
+)
 @pytest.mark.parametrize(
     "value", ["much", b"1", 1j, [1.0], object(), float("nan"), -(10**400), 10**400, torch.ones(2), np.ones(2), dict]
 )
@@ -408,6 +472,8 @@ def test_exotic_embeddings_get_one_sentence(embeddings: object) -> None:
         ((torch.tensor([[1.0, torch.nan]]), 1), {}, "embeddings must be finite"),
         ((torch.ones(3, 2), 1), {"target": torch.ones(3)}, "target must have the 2 entries of a row"),
         ((torch.ones(3, 2), 1), {"regularization": -1.0}, "regularization must be a number of at least 0"),
+        ((torch.ones(3, 2), 1), {"rule": "best"}, "rule must be 'least-squares' or 'inner-product', got 'best'"),
+        ((torch.ones(3, 2), 1), {"count": -1}, "count must be a number of at least 0, got -1"),
         ((torch.ones(3, 2), 1), {"center": "mean"}, "center must be 'uniform' or 'zero', got 'mean'"),
         ((torch.ones(3, 2), 1), {"tolerance": -1.0}, "tolerance must be a number of at least 0"),
         ((torch.ones(3, 2), 1), {"nonnegative": "drop"}, "nonnegative must be True, False or 'clip', got 'drop'"),

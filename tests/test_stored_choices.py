@@ -15,6 +15,9 @@ import recollect as rc
 
 PATH = Path(__file__).with_name("stored_choices.json")
 PAPER = {**rc.PAPER, "inits": 4}
+OLD = {"inits": 4, "rule": "inner-product", "shortlist": None, "hold_count": False}
+OLD_LOCAL = {"rule": "inner-product", "hold_count": False}
+"""What were the defaults when these choices were stored."""
 
 
 def _digits(n: int = 600) -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,7 +26,7 @@ def _digits(n: int = 600) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _once(make_model: Callable[[], torch.nn.Module], size: int, n: int = 600, **options: object) -> list[int]:
-    return rc.select(make_model, *_digits(n), size, **{"inits": 4, **options}).indices.tolist()
+    return rc.select(make_model, *_digits(n), size, **{**OLD, **options}).indices.tolist()
 
 
 def _stream(make_memory: Callable[[], rc.Memory]) -> list[int]:
@@ -48,10 +51,10 @@ CHOICES: dict[str, Callable[[], list[int]]] = {
     "cnn": partial(_once, _cnn, 40, n=300),
     "cnn, paper": partial(_once, _cnn, 40, n=300, **PAPER),
     "resnet": partial(_once, _resnet, 20, n=150, dim=500),
-    "GradientMatching": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, inits=4)),
+    "GradientMatching": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, **OLD)),
     "GradientMatching, paper": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, **PAPER)),
-    "GradientMatching, last layer": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, inits=4, layers="last")),
-    "LocalGradientMatching": partial(_stream, lambda: rc.LocalGradientMatching(30)),
+    "GradientMatching, last layer": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, layers="last", **OLD)),
+    "LocalGradientMatching": partial(_stream, lambda: rc.LocalGradientMatching(30, **OLD_LOCAL)),
     "Reservoir": partial(_stream, lambda: rc.Reservoir(30)),
     "ClassBalanced": partial(_stream, lambda: rc.ClassBalanced(30)),
     "GSS": partial(_stream, lambda: rc.GSS(30)),

@@ -14,8 +14,8 @@ from recollect.experiments.experiment import (
     make_model_for,
 )
 from recollect.experiments.group import run
-from recollect.experiments.runner import estimate_seconds, in_words, open_store, outstanding, reproduce
 from recollect.experiments.results import Results
+from recollect.experiments.runner import estimate_seconds, in_words, open_store, outstanding, reproduce
 from recollect.experiments.targets import TARGETS, paper_results
 
 __all__ = [

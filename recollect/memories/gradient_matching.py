@@ -7,11 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch
-from recollect.dictionary import Dictionary, InMemory, Joined
+from recollect.dictionary import Dictionary, InMemory, Joined, taken
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName
 from recollect.losses import LossFunction
 from recollect.memories.memory import Choice, Memory, plain_options
-from recollect.pursuit import Center, Nonnegative, pursue
+from recollect.pursuit import Center, Nonnegative, Rule, pursue
+from recollect.selection import SHORTLIST, gather, shortlisted
 
 
 class GradientMatching(Memory):
@@ -45,11 +46,15 @@ class GradientMatching(Memory):
         calibrate: give fresh BatchNorm layers the statistics of the stream's first examples.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
+        shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
+            to be matched. None considers all, as in the paper.
+        rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
-        nonnegative: True refits without negative weights, "clip" sets them to zero, False leaves them.
+        nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
+        hold_count: let the weights add up to about the number of examples seen.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
@@ -78,11 +83,14 @@ class GradientMatching(Memory):
         calibrate: bool = True,
         batch_size: int = 128,
         device: str | torch.device = "cpu",
+        shortlist: float | None = SHORTLIST,
+        rule: Rule = "least-squares",
         regularization: float = 0.001,
         relative: bool = True,
         center: Center = "uniform",
         tolerance: float | None = None,
         nonnegative: Nonnegative = True,
+        hold_count: bool = True,
         exact: bool = False,
         seed: int = 0,
         progress: bool = False,
@@ -100,14 +108,17 @@ class GradientMatching(Memory):
             "device": device,
         }
         self._pursuit: dict[str, Any] = {
+            "rule": rule,
             "regularization": regularization,
             "relative": relative,
             "center": center,
             "tolerance": tolerance,
             "nonnegative": nonnegative,
+            "hold_count": hold_count,
             "exact": exact,
         }
-        self._gradients = given
+        self._gradients, self._shortlist = given, shortlist
+        shortlisted(torch.arange(0), 1, shortlist, seed)  # says so if that cannot be
         if isinstance(make_model, GradientEmbedding):
             self.embedding: GradientEmbedding | None = make_model
             self._gradients = {name: getattr(make_model, name) for name in given}
@@ -153,27 +164,32 @@ class GradientMatching(Memory):
     def revise(self, held: Batch, arrived: Batch, candidates: Dictionary | None = None) -> Choice:
         """Decide what stays of what is held and what arrived; the latter is embedded unless candidates are given."""
         embedding, prepared = self._ready(arrived, candidates is not None)
+        rows = shortlisted(arrived.ids, self.capacity, self._shortlist, self.seed)
         if candidates is None:
-            candidates = embedding.dictionary(
-                arrived.inputs, arrived.targets, prepared=prepared, progress=self.progress
+            target, candidates = gather(
+                embedding, arrived.inputs, arrived.targets, rows, prepared=prepared, progress=self.progress
             )
         elif len(candidates) != len(arrived):
             raise ValueError(f"candidates must be those of the {len(arrived)} examples, got {len(candidates)}")
-        target = candidates.sum()
+        else:
+            target, candidates = candidates.sum(), candidates if rows is None else taken(candidates, rows)
+        places = torch.arange(len(arrived)) if rows is None else rows
         if len(held):
             target += self._state["target"]  # Alg. 2: g <- g + sum_i g_i
             candidates = Joined(InMemory(self._state["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
-        if self.seen + len(arrived) <= self.capacity:
-            indices, weights, error = torch.arange(len(candidates)), torch.ones(len(candidates)), 0.0
+            places = torch.cat([torch.arange(len(held)), len(held) + places])
+        seen = self.seen + len(arrived)
+        if seen <= self.capacity:
+            chosen, weights, error = torch.arange(len(candidates)), torch.ones(len(candidates)), 0.0
         else:
             size = min(self.capacity, len(candidates))
-            coreset = pursue(candidates, size, target=target, progress=self.progress, **self._pursuit)
-            indices, order = coreset.indices.cpu().sort()
+            coreset = pursue(candidates, size, target=target, count=seen, progress=self.progress, **self._pursuit)
+            chosen, order = coreset.indices.cpu().sort()
             weights, error = coreset.weights.cpu()[order], coreset.error
         self._prepared = prepared
-        state = {"target": target, "embeddings": candidates.rows(indices)}
+        state = {"target": target, "embeddings": candidates.rows(chosen)}
         state["error"] = torch.tensor(error, dtype=torch.float64)
-        return Choice(indices, weights, {**state, **prepared.tensors})
+        return Choice(places[chosen], weights, {**state, **prepared.tensors})
 
     def _ready(self, arrived: Batch, embedded: bool) -> tuple[GradientEmbedding, Prepared]:
         """The embedding and what was decided on the first examples of the stream, which may be these."""
@@ -187,7 +203,7 @@ class GradientMatching(Memory):
         return self.embedding, prepared
 
     def options(self) -> dict[str, Any]:
-        return plain_options({**self._gradients, **self._pursuit})
+        return plain_options({**self._gradients, "shortlist": self._shortlist, **self._pursuit})
 
 
 _DEFAULTS: dict[str, Any] = GradientMatching.__init__.__kwdefaults__ or {}

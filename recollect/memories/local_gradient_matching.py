@@ -12,7 +12,7 @@ from recollect.losses import LossFunction
 from recollect.memories.local_embedding import embed_at
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.numerics import sum_rows
-from recollect.pursuit import Center, Nonnegative, pursue
+from recollect.pursuit import Center, Nonnegative, Rule, pursue
 
 
 class LocalGradientMatching(Memory):
@@ -30,11 +30,13 @@ class LocalGradientMatching(Memory):
         projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
+        rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
-        nonnegative: True refits without negative weights, "clip" sets them to zero, False leaves them.
+        nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
+        hold_count: let the weights add up to about the number of examples seen.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory.
     """
@@ -51,11 +53,13 @@ class LocalGradientMatching(Memory):
         projection: ProjectionName | None = "kronecker",
         batch_size: int = 128,
         device: str | torch.device = "cpu",
+        rule: Rule = "least-squares",
         regularization: float = 0.001,
         relative: bool = True,
         center: Center = "uniform",
         tolerance: float | None = None,
         nonnegative: Nonnegative = True,
+        hold_count: bool = True,
         exact: bool = False,
         seed: int = 0,
     ) -> None:
@@ -69,11 +73,13 @@ class LocalGradientMatching(Memory):
             "device": device,
         }
         self._pursuit: dict[str, Any] = {
+            "rule": rule,
             "regularization": regularization,
             "relative": relative,
             "center": center,
             "tolerance": tolerance,
             "nonnegative": nonnegative,
+            "hold_count": hold_count,
             "exact": exact,
         }
 
@@ -85,7 +91,8 @@ class LocalGradientMatching(Memory):
         target = sum_rows(embeddings[len(held) :])
         target += weights[: len(held)] @ embeddings[: len(held)].double()
         size = min(self.capacity, len(embeddings))
-        coreset = pursue(embeddings, size, target=target, **self._pursuit)
+        count = self.seen + len(arrived)
+        coreset = pursue(embeddings, size, target=target, count=count, **self._pursuit)
         indices, order = coreset.indices.sort()
         return Choice(indices, coreset.weights[order])
 
