@@ -136,24 +136,28 @@ NUMBERS: dict[str, Callable[[], Any]] = {
 }
 
 
+def rows(outputs: Tensor) -> Tensor:
+    return outputs.reshape(len(outputs), -1).sum(1)
+
+
 LOSSES: dict[str, Any] = {
     "by name": "cross_entropy",
     "of a number": "squared_error",
     "of questions": "binary_cross_entropy",
     "nothing": lambda o, t: None,
-    "a tuple": lambda o, t: (o.sum(1), o),
+    "a tuple": lambda o, t: (rows(o), o),
     "a scalar": lambda o, t: o.sum(),
     "a number": lambda o, t: 1.0,
-    "a list": lambda o, t: list(o.sum(1)),
-    "too few": lambda o, t: o.sum(1)[1:],
-    "a column": lambda o, t: o.sum(1, keepdim=True),
-    "detached": lambda o, t: o.sum(1).detach(),
+    "a list": lambda o, t: list(rows(o)),
+    "too few": lambda o, t: rows(o)[1:],
+    "a column": lambda o, t: rows(o)[:, None],
+    "detached": lambda o, t: rows(o).detach(),
     "constant": lambda o, t: torch.ones(len(o)),
-    "whole": lambda o, t: o.sum(1).long(),
-    "complex": lambda o, t: o.sum(1) + 1j,
-    "nan": lambda o, t: o.sum(1) * torch.nan,
-    "infinite": lambda o, t: o.sum(1) / 0,
-    "an array": lambda o, t: o.sum(1).detach().numpy(),
+    "whole": lambda o, t: rows(o).long(),
+    "complex": lambda o, t: rows(o) + 1j,
+    "nan": lambda o, t: rows(o) * torch.nan,
+    "infinite": lambda o, t: rows(o) / 0,
+    "an array": lambda o, t: rows(o).detach().numpy(),
     "a wrong name": "hinge",
     "none": None,
     "a number itself": 3,
