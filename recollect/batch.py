@@ -242,6 +242,20 @@ def _check_rows(inputs: Inputs, n: int, others: str) -> None:
         raise ValueError("a batch must hold at least one example, got none")
 
 
+def check_device(device: Any) -> torch.device:
+    """The device, if torch can use it here."""
+    if not isinstance(device, str | torch.device):
+        raise ValueError(f"device must be one that torch can use here, got {device!r}")
+    try:
+        found = torch.empty(0, device=device).device
+    except Exception as error:  # torch has one kind for each reason
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device must be one that torch can use here, got {device!r} ({reason})") from None
+    if found.type == "meta":
+        raise ValueError("device must be one that holds values, got 'meta'")
+    return found
+
+
 def check_same_form(known: Batch, arrived: Batch) -> None:
     """Refuse examples whose shape, type or structure differs from those already held."""
     a, b = named_tensors(known.inputs), named_tensors(arrived.inputs)

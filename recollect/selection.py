@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from recollect.batch import Batch, Inputs, check_examples, forward, map_inputs
-from recollect.checks import check_number, check_seed, check_size
+from recollect.checks import check_count, check_number, check_seed, check_size
 from recollect.dictionary import Dictionary
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS
+from recollect.embedding.listening import gradients_of
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
@@ -205,7 +206,12 @@ def matching_error(
         >>> matching_error(lambda: models.mlp(1, 2), (x, y), everything)
         0.0
     """
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ValueError(f"data must be the inputs and the targets of all examples, got {type(data).__name__}")
+    if not isinstance(coreset, Coreset | Batch):
+        raise ValueError(f"coreset must be a Coreset or a memory's batch, got {type(coreset).__name__}")
     inputs, targets = check_examples(*data)
+    inits, seed = check_count("inits", inits), check_seed(seed)
     everything = Batch.arriving(inputs, targets)
     if isinstance(coreset, Coreset):
         if len(coreset) and not 0 <= int(coreset.indices.min()) <= int(coreset.indices.max()) < len(targets):
@@ -214,7 +220,6 @@ def matching_error(
         chosen = Batch(chosen.inputs, chosen.targets, coreset.weights, chosen.ids)
     else:
         chosen = coreset
-    check_seed(seed)
     per_example = get_loss(loss)
     difference = total = 0.0
     for s in range(inits):
@@ -239,8 +244,6 @@ def _gradient(
         outputs = forward(model, part.inputs)
         check_labels(outputs, part.targets, loss)
         losses = check_losses(per_example(outputs, part.targets.to(outputs.device)), len(part))
-        gradients = torch.autograd.grad(
-            (losses * part.weights.to(losses)).sum(), parameters, allow_unused=True, materialize_grads=True
-        )
+        gradients = gradients_of((losses * part.weights.to(losses)).sum(), parameters)
         total += torch.cat([g.double().flatten() for g in gradients]).cpu()
     return total

@@ -123,7 +123,7 @@ def test_batchnorm_is_never_left_alone_with_one_example(kind: Callable[..., rc.L
     for batch in data:
         learner.observe(batch.inputs, batch.targets)
     assert torch.isfinite(learner.predict(data[0].inputs)).all()
-    with pytest.raises(ValueError, match="must be trained on at least two examples at a time, got one"):
+    with pytest.raises(ValueError, match="need at least two examples at a time, got one"):
         learner.observe(data[0].inputs[:1], data[0].targets[:1])
 
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Inputs, check_examples, map_inputs
-from recollect.checks import check_count, check_seed
+from recollect.batch import Inputs, check_device, check_examples, map_inputs
+from recollect.checks import check_count, check_number, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.draws import Draw
 from recollect.embedding.initialisations import (
@@ -131,20 +131,20 @@ class GradientEmbedding:
             raise ValueError("make_model must be a function that returns a new model, got a model: wrap its class")
         if projection not in ("sparse", "kronecker", None):
             raise ValueError(f"projection must be 'sparse', 'kronecker' or None, got {projection!r}")
-        if not (math.isfinite(init_scale) and init_scale > 0):
-            raise ValueError(f"init_scale must be a positive number, got {init_scale!r}")
         check_init(init)
         self.make_model = make_model
         self.loss = loss
         self.inits = check_count("inits", inits)
         self.dim = check_count("dim", dim)
-        self.layers: str | tuple[str, ...] = layers if isinstance(layers, str) else tuple(layers)
+        self.layers = _check_layers(layers)
         self.projection = projection
         self.init = init
-        self.init_scale = init_scale
-        self.calibrate = calibrate
+        self.init_scale = check_number("init_scale", init_scale)
+        if not self.init_scale:
+            raise ValueError(f"init_scale must be a positive number, got {init_scale!r}")
+        self.calibrate = calibrate is True
         self.batch_size = check_count("batch_size", batch_size)
-        self.device = torch.device(device)
+        self.device = check_device(device)
         self.seed = check_seed(seed)
         self.prepared: Prepared | None = None
         self._loss = get_loss(loss)
@@ -355,6 +355,14 @@ class GradientEmbedding:
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_labels(outputs, targets, self.loss)
         return check_losses(self._loss(outputs, targets), len(targets))
+
+
+def _check_layers(layers: Any) -> str | tuple[str, ...]:
+    if isinstance(layers, str):
+        return layers
+    if isinstance(layers, Sequence) and layers and all(isinstance(name, str) for name in layers):
+        return tuple(layers)
+    raise ValueError(f"layers must be 'all', 'last' or names of modules, got {layers!r}")
 
 
 _OTHER_MODELS = (

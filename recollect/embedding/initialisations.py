@@ -42,7 +42,7 @@ _INITIALISERS = {"kaiming_uniform": _kaiming_uniform, "kaiming_normal": _kaiming
 
 
 def check_init(init: Init) -> None:
-    if not callable(init) and init != "default" and init not in _INITIALISERS:
+    if not callable(init) and not (isinstance(init, str) and init in ("default", *_INITIALISERS)):
         names = ", ".join(map(repr, ["default", *_INITIALISERS]))
         raise ValueError(f"init must be one of {names} or a function of a model, got {init!r}")
 

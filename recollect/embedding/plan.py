@@ -157,10 +157,15 @@ class _Planner:
         self._about: Any = (model, names, inputs, targets, losses)
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name in names}
         self._n = len(targets)
-        largest = (float(g.abs().max()) for example in truth for g in example.values() if g is not None and g.numel())
+        known = [g for example in truth for g in example.values() if g is not None and g.numel()]
+        if not all(bool(torch.isfinite(g).all()) for g in known):
+            raise ValueError(
+                "gradients must be finite, got NaN or infinity for the first examples: "
+                "scale the inputs or check the loss"
+            )
         # Some gradients are zero but for rounding, such as those of an attention's key bias: what counts as rounding
         # is told by the largest gradient of all.
-        self._rounding = 1e-6 * max(largest, default=0.0)
+        self._rounding = 1e-6 * max((float(g.abs().max()) for g in known), default=0.0)
 
     def plan(self, used: set[str]) -> Plan:
         heard = listen(*self._about)

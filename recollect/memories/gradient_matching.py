@@ -164,7 +164,7 @@ class GradientMatching(Memory):
     def revise(self, held: Batch, arrived: Batch, candidates: Dictionary | None = None) -> Choice:
         """Decide what stays of what is held and what arrived; the latter is embedded unless candidates are given."""
         embedding, prepared = self._ready(arrived, candidates is not None)
-        rows = shortlisted(arrived.ids, self.capacity, self._shortlist, self.seed)
+        rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed)
         if candidates is None:
             target, candidates = gather(
                 embedding, arrived.inputs, arrived.targets, rows, prepared=prepared, progress=self.progress
@@ -175,8 +175,9 @@ class GradientMatching(Memory):
             target, candidates = candidates.sum(), candidates if rows is None else taken(candidates, rows)
         places = torch.arange(len(arrived)) if rows is None else rows
         if len(held):
-            target += self._state["target"]  # Alg. 2: g <- g + sum_i g_i
-            candidates = Joined(InMemory(self._state["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
+            kept = {name: self._state[name].to(target.device) for name in ("target", "embeddings")}
+            target += kept["target"]  # Alg. 2: g <- g + sum_i g_i
+            candidates = Joined(InMemory(kept["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
             places = torch.cat([torch.arange(len(held)), len(held) + places])
         seen = self.seen + len(arrived)
         if seen <= self.capacity:

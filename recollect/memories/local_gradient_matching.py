@@ -87,7 +87,7 @@ class LocalGradientMatching(Memory):
         embeddings = embed_at(model, held, arrived, seed=self.seed, **self._gradients)
         if self.seen + len(arrived) <= self.capacity:
             return Choice(torch.arange(len(embeddings)), torch.ones(len(embeddings)))
-        weights = torch.cat([held.weights, arrived.weights]).double()
+        weights = torch.cat([held.weights, arrived.weights]).double().to(embeddings.device)
         target = sum_rows(embeddings[len(held) :])
         target += weights[: len(held)] @ embeddings[: len(held)].double()
         size = min(self.capacity, len(embeddings))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from recollect.batch import Batch, Inputs, check_same_form, describe_weights, map_inputs, named_tensors
+from recollect.batch import Batch, Inputs, check_device, check_same_form, describe_weights, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
 from recollect.memories.storage import write_folder
 from recollect.randomness import generator
@@ -151,15 +151,7 @@ class Memory(ABC):
 
     def to(self, device: str | torch.device) -> Self:
         """Move the memory to another device, in place; what arrives later follows it."""
-        if not isinstance(device, str | torch.device):
-            raise ValueError(f"device must be one that torch can use here, got {device!r}")
-        try:
-            device = torch.empty(0, device=device).device
-        except Exception as error:  # torch has one kind for each reason
-            reason = str(error).partition("\n")[0]
-            raise ValueError(f"device must be one that torch can use here, got {device!r} ({reason})") from None
-        if device.type == "meta":
-            raise ValueError("device must be one that holds values, got 'meta'")
+        device = check_device(device)
         batch = None if self._batch is None else self._batch.to(device)
         state = {name: value.to(device) for name, value in self._state.items()}
         self.device, self._batch, self._state = device, batch, state

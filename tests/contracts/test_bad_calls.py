@@ -360,8 +360,8 @@ def without(table: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def select(draw: Draw) -> Callable[[], Any]:
     inputs, targets = pick(draw, ARRAYS)(), pick(draw, {"classes": lambda: Y, **ARRAYS})()
-    make = pick(draw, without(MODELS, "returns nan"))
-    loss, size = pick(draw, without(LOSSES, "nan", "infinite")), pick(draw, NUMBERS)()
+    make = pick(draw, MODELS)
+    loss, size = pick(draw, LOSSES), pick(draw, NUMBERS)()
     return lambda: rc.select(make, inputs, targets, size, inits=2, dim=20, loss=loss)
 
 

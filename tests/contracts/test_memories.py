@@ -390,11 +390,7 @@ def test_a_memory_tells_about_itself_in_one_line(make: Callable[..., rc.Memory])
     assert "\n" not in repr(memory) + repr(memory.batch)
 
 
-# Those that match gradients compute on the device of their models, and are tested with their embeddings.
-ON_ANY_DEVICE = [name for name in FACTORIES if "Matching" not in name]
-
-
-@pytest.mark.parametrize("name", ON_ANY_DEVICE)
+@pytest.mark.parametrize("name", FACTORIES)
 def test_all_of_a_memory_is_on_one_device(name: str, tmp_path: Path) -> None:
     """On a second device, whose tensors refuse to meet others, a memory ends as on the first."""
     here = FACTORIES[name]()
