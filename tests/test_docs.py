@@ -19,7 +19,14 @@ def python_blocks(page: Path) -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != TUTORIAL], ids=lambda page: page.name)
+WITH_CODE = [page for page in PAGES if page != TUTORIAL and python_blocks(page)]
+
+
+def test_pages_that_are_meant_to_have_code_do() -> None:
+    assert {page.name for page in WITH_CODE} >= {"README.md", "continual-learning.md"}
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(python_blocks(page), str(page), "exec"), {"__name__": "__main__"})
