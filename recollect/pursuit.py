@@ -19,8 +19,8 @@ are the next rows of L.
 
 Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score; it falls more
 slowly, so picking stops at what the best candidate outside had. Inside a pool A_kk is there. For all candidates it is
-kept up to date by their products with the new rows of V = L^-1 G_I, one matrix product per scan: with their plain norms
-instead, the pool holds the wrong rows, and the error is 1.1 to 1.4 times that of one pick per scan.
+kept up to date by their products with the new rows of V = L^-1 G_I, in one pass with the next scan: with their plain
+norms instead, the pool holds the wrong rows, and the error is 1.1 to 1.4 times that of one pick per scan.
 
 Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
@@ -300,6 +300,7 @@ class RidgeFit:
         self._sum = torch.zeros_like(self._g)  # of the chosen rows
         self._gamma = self._g.new_empty(0)
         self._factor = GrowingCholesky(self._dtype, self._g.device)
+        self._scanned: Tensor | None = None  # products with the residual, if they are known already
         self._left = left  # of each candidate's squared norm, plus lambda, once the chosen are fitted
         if problem.rule == "least-squares":
             self._directions = self._rows  # V = L^-1 G_I: the products of a row with them are its entries of W
@@ -336,7 +337,7 @@ class RidgeFit:
         n_candidates = len(self._dictionary) - len(self.taken)
         one = picks == 1 and self._left is None
         at_least = 1 if one else POOL_FOR_ONE if picks == 1 else POOL_AT_LEAST
-        c = self.problem.products(self.residual)
+        c = self.problem.products(self.residual) if self._scanned is None else self._scanned
         c[torch.tensor(self.taken, dtype=torch.long, device=c.device)] = -torch.inf
         if helpful and float(c.max()) <= 0:
             return False
@@ -404,6 +405,7 @@ class RidgeFit:
         C = (rows @ rows.T).double()
         A = C - (W.T @ W).double()
         A.diagonal().add_(self._lambda)
+        self._scanned = None
         L, independent = _cholesky_of_independent(A, _DEPENDENT * C.diagonal())
         if not len(independent):
             return
@@ -413,12 +415,6 @@ class RidgeFit:
         n = len(self)
         self._make_room(n + len(indices))
         self._rows[n : n + len(indices)] = rows
-        if self._left is not None:
-            V = (rows - W.T @ self._directions).double()
-            V = torch.linalg.solve_triangular(L, V, upper=False).to(self._dtype)
-            self._directions = torch.cat([self._directions, V])
-            if look:
-                self._left -= self.problem.products(V.T).square().sum(1)
         self._sum += rows.double().sum(0)
         self._factor.extend(W, L)
         self._indices += indices
@@ -427,6 +423,13 @@ class RidgeFit:
         s += self._lambda * (self._uniform(self._sum) - self._gamma)
         self._gamma += self._factor.solve_transposed(self._factor.solve(s[:, None]))[:, 0]
         self.residual = self._residual(self._gamma)
+        if self._left is not None:
+            V = torch.linalg.solve_triangular(L, (rows - W.T @ self._directions).double(), upper=False)
+            self._directions = torch.cat([self._directions, V.to(self._dtype)])
+            if look and len(self) < self._limit:  # the next scan and what is left of the candidates in one go
+                products = self.problem.products(torch.cat([V, self.residual[None]]).T)
+                self._left -= products[:, :-1].square().sum(1)
+                self._scanned = products[:, -1]
 
     def _residual(self, gamma: Tensor) -> Tensor:
         r = self._g.clone()

@@ -183,6 +183,23 @@ def test_the_count_is_held_where_it_is_given(rule: str) -> None:
     assert held.error == pytest.approx(float(residual.norm() / G.sum(0).norm()))  # the count is no part of it
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("hold_count", [True, False])
+def test_weights_add_up_to_what_was_seen_after_many_small_updates_with_noisy_labels(hold_count: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(3000, 5, generator=generator), torch.randint(0, 2, (3000,), generator=generator)
+    arriving = rc.GradientEmbedding(lambda: rc.models.mlp(5, 2), dim=10).embed(x, y).split(10)
+    rows, target, parts = arriving[0][:0], torch.zeros(arriving[0].shape[1], dtype=torch.float64), []
+    for k, batch in enumerate(arriving):
+        rows, target = torch.cat([rows, batch]), target + batch.double().sum(0)
+        if len(rows) > 50:
+            coreset = rc.pursue(rows, 50, target=target, count=10 * (k + 1), hold_count=hold_count)
+            rows = rows[coreset.indices]
+            parts.append(float(coreset.weights.sum()) / (10 * (k + 1)))
+    assert hold_count == (min(parts) > 0.95)
+    assert hold_count == (max(parts) - min(parts) < 0.05)
+
+
 @pytest.mark.parametrize("factor", [1e-4, 0.5, 3.0, 1e4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scaling_all_embeddings_changes_neither_indices_nor_weights(factor: float, dtype: torch.dtype) -> None:
