@@ -140,6 +140,7 @@ def test_minibatches_of_other_networks_stay_as_they_were(batchnorm: bool, expect
         model = nn.Sequential(Noting(), nn.Linear(64, 3), nn.BatchNorm1d(3) if batchnorm else nn.ReLU())
     train(model, batches([21])[0], Training(1, batch_size=10), generators(1)[0])
     assert sizes == expected
+    assert not batchnorm or model[2].num_batches_tracked == 2  # trained in training mode
 
 
 def test_an_optimizer_of_ones_own_takes_the_place_of_adam() -> None:
