@@ -135,14 +135,14 @@ def test_what_would_be_trained_next_can_be_trained_elsewhere(
             orders.add(task.generator.initial_seed())
         learner.observe(x, y, trained=None if task is None else task.model)
         alone.observe(x, y)
-        final = learner.pending()
-        if final is not None:
-            learner.accept(learners.train(final.model, final.batch, learner.training, final.generator))
-            wanted += 1
-        assert learner.pending() is None
-        assert torch.equal(learner.predict(x), alone.predict(x))
+    final = learner.pending()
+    if final is not None:
+        learner.accept(learners.train(final.model, final.batch, learner.training, final.generator))
+        wanted += 1
+    assert learner.pending() is None
+    assert torch.equal(learner.predict(x), alone.predict(x))
     in_pairs = isinstance(learner, rc.DarkExperienceReplay) or getattr(learner, "mix", "") in ("halves", "counts")
-    assert wanted == (1 if in_pairs else 3)
+    assert wanted == (1 if in_pairs or isinstance(learner, rc.Joint) else 3)
     assert len(orders) == (wanted if isinstance(learner, rc.FineTune | rc.ExperienceReplay) else len(orders))
 
 
@@ -305,6 +305,30 @@ def test_gdumb_trains_only_when_asked_and_only_when_the_memory_changed(monkeypat
     memory.update(*examples(30, seed=7))  # filled by another way
     learner.predict(examples(3)[0])
     assert len(calls) == 2
+
+
+def test_gdumb_shows_a_memory_the_model_trained_on_what_it_held() -> None:
+    shown: list[nn.Module | None] = []
+
+    class Watching(rc.Reservoir):
+        needs_model = True
+
+        def choose(self, held: rc.Batch, arrived: rc.Batch, model: nn.Module | None) -> object:
+            shown.append(model)
+            return super().choose(held, arrived, model)
+
+    learner = fast_gdumb(Watching(12))
+    trained = []
+    for x, y in zip(*(part.split(30) for part in examples(90)), strict=True):
+        learner.observe(x, y)
+        trained.append(learner.model)
+    assert isinstance(shown[0], nn.Module)
+    assert shown[1:] == trained[:2]
+
+
+def test_joint_trains_on_everything_seen() -> None:
+    learner = observe(rc.Joint(make_model))
+    assert torch.equal(learner.pending().batch.inputs, examples(90)[0])
 
 
 @pytest.mark.parametrize("kind", ["ExperienceReplay", "ExperienceReplay, halves", "DarkExperienceReplay", "FineTune"])
