@@ -47,6 +47,8 @@ def test_training_together_gives_the_numbers_of_one_by_one(network: Callable[[],
     alone, together = tasks(network, data), tasks(network, data)
     for task in alone:
         train(task.model, task.batch, training, task.generator)
+    for task in together:
+        task.model.train()
     seconds = train_together(together, training)
     assert min(seconds) > 0
     for one, other in zip(alone, together, strict=True):
