@@ -30,7 +30,7 @@ from recollect.experiments import (
 )
 from recollect.experiments.experiment import make_stream
 from recollect.experiments.group import run_group
-from recollect.experiments.recordings import ELSEWHERE, decisive_sources
+from recollect.experiments.recordings import ELSEWHERE, Recordings, decisive_sources, record
 from recollect.experiments.runner import grouped
 from tests.conftest import assert_refused, needs_data
 
@@ -187,8 +187,11 @@ def test_a_run_is_what_learner_and_memory_do_by_hand(memory: str) -> None:
 
 
 @pytest.mark.parametrize(("learner", "memory"), [("gdumb", "gss"), ("er", "recollect"), ("der", "reservoir")])
-def test_runs_side_by_side_learn_what_they_learn_alone(learner: str, memory: str) -> None:
+def test_runs_side_by_side_learn_what_they_learn_alone(
+    learner: str, memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their models are trained in one stack, so equal up to rounding."""
+    monkeypatch.setattr("recollect.learners.learner.train", None)  # none is left to the learners
     group = tuple(
         Experiment(learner, "digits", memory, size, seed, epochs=3, rows=300, every_task=True)
         for seed in (0, 1)
@@ -266,6 +269,7 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
     for one, other in zip(gdumb, replay, strict=True):
         for name in ("kept_ids", "kept_weights", "fitted_error"):
             assert one[name] == other[name]
+        assert one["seconds"] == pytest.approx(sum(one["seconds_of"].values()), abs=0.03)
         assert one["seconds_of"]["choose"] == other["seconds_of"]["choose"] > 0
         assert other["seconds"] == pytest.approx(other["seconds_of"]["observe"] + other["seconds_of"]["test"], abs=0.02)
 
@@ -278,6 +282,17 @@ def test_learners_share_what_was_chosen_and_a_damaged_file_is_chosen_again(
     changed = Experiment("gdumb", "digits", "recollect", 10, epochs=1, rows=201)
     results_of((changed,), tmp_path)
     assert updates[-5:] == [10] * 5 and len(updates) == 20  # another stream, another choice
+
+
+def test_nothing_stale_is_found(tmp_path: Path) -> None:
+    first = Experiment("gdumb", "digits", "recollect", 10, rows=100)
+    others = [replace(first, size=11), replace(first, seed=1), replace(first, memory="gmc")]
+    others += [replace(first, options=(("center", "zero"),))]
+    stream = make_stream(first, rc.datasets.load("digits"))
+    shelf = Recordings(stream, tmp_path)
+    shelf.keep(first, record([first], stream, make_model_for(rc.datasets.load("digits")))[0])
+    assert shelf.find(replace(first, learner="er", epochs=3)) is not None
+    assert [shelf.find(other) for other in others] == [None] * 4
 
 
 def test_files_without_a_say_are_told_by_their_path(tmp_path: Path) -> None:

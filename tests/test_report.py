@@ -11,6 +11,7 @@ import pytest
 import recollect as rc
 from recollect.cli import main
 from recollect.report import build_page, write_document
+from recollect.report.page import cost_table, learners_of
 from tests.test_tables import result
 
 HOSTILE = '</script><script>window.hacked = true</script><img src=x onerror="window.hacked = true">'
@@ -84,6 +85,10 @@ def test_runs_that_depart_from_the_paper_are_listed_and_counted_nowhere(tmp_path
         assert "Experience replay, MNIST" not in text.split("Not run")[0]
         for told in ("stream=class-incremental", "epochs=3", "rows=10"):
             assert f"er, mnist, reservoir: {told} (1)" in text
+    assert learners_of([*plain, *odd]) == ["gdumb"]
+    assert cost_table([*plain, *odd]).rows == ()
+    odd.append(result(dataset="fashion-mnist", size=1000, epochs=3, options={"dim": 100}))
+    assert "Sensitivity" not in write_document([*plain, *odd], tmp_path / "page.md")
     page = build_page([*plain, *odd], only_digits)
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert data is not None

@@ -47,6 +47,8 @@ def test_training_together_gives_the_numbers_of_one_by_one(network: Callable[[],
     alone, together = tasks(network, data), tasks(network, data)
     for task in alone:
         train(task.model, task.batch, training, task.generator)
+    for task in together:
+        task.model.train()
     seconds = train_together(together, training)
     assert min(seconds) > 0
     for one, other in zip(alone, together, strict=True):
@@ -140,6 +142,7 @@ def test_minibatches_of_other_networks_stay_as_they_were(batchnorm: bool, expect
         model = nn.Sequential(Noting(), nn.Linear(64, 3), nn.BatchNorm1d(3) if batchnorm else nn.ReLU())
     train(model, batches([21])[0], Training(1, batch_size=10), generators(1)[0])
     assert sizes == expected
+    assert not batchnorm or model[2].num_batches_tracked == 2  # trained in training mode
 
 
 def test_an_optimizer_of_ones_own_takes_the_place_of_adam() -> None:

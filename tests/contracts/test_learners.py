@@ -20,6 +20,7 @@ from recollect import learners
 from recollect.embedding import draw_model
 from tests.contracts.test_memories import FACTORIES, examples, make_model
 
+sgd = partial(torch.optim.SGD, lr=0.3)  # steps that tell how large a gradient is
 fast = {"epochs": 3, "batch_size": 10, "lr": 0.01}
 
 
@@ -118,26 +119,31 @@ def test_labels_out_of_range_are_refused_in_one_sentence(make: Callable[..., rc.
         learner.predict(inputs)
 
 
-def test_what_would_be_trained_next_can_be_trained_elsewhere(make: Callable[..., rc.Learner]) -> None:
+def test_what_would_be_trained_next_can_be_trained_elsewhere(
+    make: Callable[..., rc.Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Asking changes nothing, and a learner that is handed what it asked for is the one that trained by itself."""
     learner, alone = make(rc.GSS(12)), make(rc.GSS(12))  # a memory that looks at the model
-    wanted = 0
+    monkeypatch.setattr(learner, "_train", None)  # what it is handed it does not train again
+    wanted, orders = 0, set()
     for x, y in zip(*(part.split(30) for part in examples(90)), strict=True):
         for _ in range(2):
             task = learner.pending(x, y)
         if task is not None:
             learners.train(task.model, task.batch, learner.training, task.generator)
             wanted += 1
+            orders.add(task.generator.initial_seed())
         learner.observe(x, y, trained=None if task is None else task.model)
         alone.observe(x, y)
-        final = learner.pending()
-        if final is not None:
-            learner.accept(learners.train(final.model, final.batch, learner.training, final.generator))
-            wanted += 1
-        assert learner.pending() is None
-        assert torch.equal(learner.predict(x), alone.predict(x))
+    final = learner.pending()
+    if final is not None:
+        learner.accept(learners.train(final.model, final.batch, learner.training, final.generator))
+        wanted += 1
+    assert learner.pending() is None
+    assert torch.equal(learner.predict(x), alone.predict(x))
     in_pairs = isinstance(learner, rc.DarkExperienceReplay) or getattr(learner, "mix", "") in ("halves", "counts")
-    assert wanted == (1 if in_pairs else 3)
+    assert wanted == (1 if in_pairs or isinstance(learner, rc.Joint) else 3)
+    assert len(orders) == (wanted if isinstance(learner, rc.FineTune | rc.ExperienceReplay) else len(orders))
 
 
 @pytest.mark.parametrize(
@@ -171,6 +177,22 @@ def test_a_loss_that_fails_late_changes_nothing(
             untouched.observe(inputs, targets)
     elif learner.memory is not None:
         assert learner.memory.seen == 90
+    assert torch.equal(learner.predict(inputs), untouched.predict(inputs))
+
+
+def test_a_memory_that_fails_changes_nothing(make: Callable[..., rc.Learner], monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: object) -> None:
+        raise ValueError("no")
+
+    learner, untouched = (observe(make(rc.Reservoir(12))) for _ in range(2))
+    if learner.memory is None:
+        return
+    inputs, targets = examples(30, seed=4)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="no"):
+        patch.setattr(rc.Reservoir, "choose", failing)
+        learner.observe(inputs, targets)
+    for one in (learner, untouched):
+        one.observe(inputs, targets)
     assert torch.equal(learner.predict(inputs), untouched.predict(inputs))
 
 
@@ -285,6 +307,30 @@ def test_gdumb_trains_only_when_asked_and_only_when_the_memory_changed(monkeypat
     assert len(calls) == 2
 
 
+def test_gdumb_shows_a_memory_the_model_trained_on_what_it_held() -> None:
+    shown: list[nn.Module | None] = []
+
+    class Watching(rc.Reservoir):
+        needs_model = True
+
+        def choose(self, held: rc.Batch, arrived: rc.Batch, model: nn.Module | None) -> object:
+            shown.append(model)
+            return super().choose(held, arrived, model)
+
+    learner = fast_gdumb(Watching(12))
+    trained = []
+    for x, y in zip(*(part.split(30) for part in examples(90)), strict=True):
+        learner.observe(x, y)
+        trained.append(learner.model)
+    assert isinstance(shown[0], nn.Module)
+    assert shown[1:] == trained[:2]
+
+
+def test_joint_trains_on_everything_seen() -> None:
+    learner = observe(rc.Joint(make_model))
+    assert torch.equal(learner.pending().batch.inputs, examples(90)[0])
+
+
 @pytest.mark.parametrize("kind", ["ExperienceReplay", "ExperienceReplay, halves", "DarkExperienceReplay", "FineTune"])
 def test_replay_does_not_start_again(kind: str) -> None:
     learner = LEARNERS[kind](rc.Reservoir(12), epochs=30)
@@ -316,6 +362,57 @@ def test_the_weighted_union_estimates_the_loss_over_everything_seen() -> None:
     optimizer.step()
     for ours, theirs in zip(learner.model.parameters(), by_hand.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=2e-5)
+
+
+@pytest.mark.parametrize("mix", ["halves", "counts"])
+def test_pairs_are_weighed_by_halves_or_by_counts(mix: str) -> None:
+    """One step on ten new and all ten remembered examples, by hand."""
+    learner = rc.ExperienceReplay(make_model, rc.Reservoir(10), mix=mix, epochs=1, optimizer=sgd)
+    inputs, targets = examples(40)
+    learner.observe(inputs[:30], targets[:30])
+    held = learner.memory.batch
+    held.weights[:5] *= 4
+    by_hand = copy.deepcopy(learner.model)
+    learner.observe(inputs[30:], targets[30:])
+    new = nn.functional.cross_entropy(by_hand(inputs[30:]), targets[30:])
+    old = nn.functional.cross_entropy(by_hand(held.inputs), held.targets, reduction="none")
+    share = 0.5 if mix == "halves" else 0.25
+    (share * new + (1 - share) * (held.weights * old).sum() / held.weights.sum()).backward()
+    sgd([*by_hand.parameters()]).step()
+    for ours, theirs in zip(learner.model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_union_may_be_taken_without_weights() -> None:
+    inputs, targets = examples(40)
+    for mix, weight in (("weighted", 3.0), ("union", 1.0)):
+        learner = rc.ExperienceReplay(make_model, rc.Reservoir(10), mix=mix, epochs=1)
+        learner.observe(inputs[:30], targets[:30])
+        assert learner.pending(inputs[30:], targets[30:]).batch.weights.tolist() == [1.0] * 10 + [weight] * 10
+
+
+def test_dark_replay_by_hand() -> None:
+    """Three steps on ten new and all ten remembered examples: labels of both, and former outputs, with weights."""
+    learner = rc.DarkExperienceReplay(make_model, rc.Reservoir(10), alpha=3.0, beta=0.7, epochs=3, optimizer=sgd)
+    inputs, targets = examples(40)
+    learner.observe(inputs[:30], targets[:30])
+    held = learner.memory.batch
+    held.weights[:5] *= 4
+    former = learner.predict(held.inputs)
+    by_hand = copy.deepcopy(learner.model)
+    optimizer = sgd([*by_hand.parameters()])
+    learner.observe(inputs[30:], targets[30:])
+    weights = held.weights / held.weights.sum()
+    for _ in range(3):
+        outputs = by_hand(held.inputs)
+        loss = nn.functional.cross_entropy(by_hand(inputs[30:]), targets[30:])
+        loss = loss + 3.0 * (weights * (outputs - former).square().mean(1)).sum()
+        loss = loss + 0.7 * (weights * nn.functional.cross_entropy(outputs, held.targets, reduction="none")).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for ours, theirs in zip(learner.model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
 
 
 def test_dark_replay_keeps_the_outputs_of_what_is_kept_and_of_nothing_else() -> None:
