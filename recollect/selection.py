@@ -58,7 +58,7 @@ def select(
     center: Center = "uniform",
     tolerance: float | None = None,
     nonnegative: Nonnegative = True,
-    hold_count: bool = True,
+    hold_count: bool = False,
     exact: bool = False,
     seed: int = 0,
     progress: bool = False,
@@ -90,7 +90,7 @@ def select(
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
         nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
-        hold_count: let the weights add up to about the number of examples seen.
+        hold_count: let the weights add up to about the number of examples, at the cost of some matching error.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.

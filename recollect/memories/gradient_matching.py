@@ -54,7 +54,8 @@ class GradientMatching(Memory):
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
         nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
-        hold_count: let the weights add up to about the number of examples seen.
+        hold_count: let the weights add up to about the number of examples seen, as learners need that mix them with new
+            examples of weight one; it costs some matching error, which others can save.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
