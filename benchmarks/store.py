@@ -29,7 +29,7 @@ import recollect as rc
 from recollect.batch import Batch
 from recollect.embedding import draw_model
 from recollect.learners.training import Training, train
-from recollect.tabular import Settings, Store
+from recollect.tables import Settings, Store
 
 SIZE, SEEDS = 1000, 3
 

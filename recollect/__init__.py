@@ -3,6 +3,9 @@
 The whole public API, grouped by what it is for.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from recollect import datasets, metrics, models, streams
 from recollect.batch import Batch
 from recollect.embedding import GradientEmbedding
@@ -20,6 +23,9 @@ from recollect.memories import (
 )
 from recollect.pursuit import Coreset, pursue
 from recollect.selection import PAPER, matching_error, select
+
+if TYPE_CHECKING:
+    from recollect import tables
 
 __version__ = "0.1.0"
 
@@ -54,4 +60,13 @@ __all__ = [
     "streams",
     "models",
     "metrics",
+    # Tables in files and frames
+    "tables",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what brings large libraries along, once somebody asks for it."""
+    if name == "tables":
+        return import_module("recollect.tables")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 import recollect
 from recollect.files import check_output
-from recollect.tabular.commands import add_commands
+from recollect.tables.commands import add_commands
 from recollect.terminal import Interrupted, cell, say
 
 # Newer versions of typer carry their own copy of click; the class of usage errors is reached through what they export.

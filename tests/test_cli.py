@@ -16,7 +16,7 @@ import torch
 from recollect import files
 from recollect.cli import main
 from recollect.progress import progress_bar
-from recollect.tabular import Settings, Store
+from recollect.tables import Settings, Store
 from tests.conftest import assert_refused
 
 

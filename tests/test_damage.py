@@ -16,7 +16,7 @@ import pytest
 
 from recollect.cli import main
 from recollect.files import checksum, seal, unseal
-from recollect.tabular import WRITTEN, Settings, Store, write_table
+from recollect.tables import WRITTEN, Settings, Store, write_table
 
 OTHERS: list[Any] = [None, True, -1, 0, 1, 1.5, float("nan"), 2**70, "text", "\x1b[31m\n", "", [], {}, [[1]], {"a": 1}]
 

@@ -22,7 +22,7 @@ import torch
 
 from recollect.cli import main
 from recollect.files import checksum, seal, unseal
-from recollect.tabular import (
+from recollect.tables import (
     WRITTEN,
     Settings,
     Store,
@@ -33,8 +33,8 @@ from recollect.tabular import (
     select_rows,
     write_table,
 )
-from recollect.tabular.encoding import Drift
-from recollect.tabular.memory import conform
+from recollect.tables.encoding import Drift
+from recollect.tables.memory import conform
 
 
 def make_table(n: int = 120, seed: int = 0, shift: float = 0.0) -> pa.Table:
@@ -207,7 +207,7 @@ def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
             run("select", path, "--target", "bought", "--size", 5, "-o", "o.csv", "--model", f"my_networks:{bad}") == 2
         )
         error = capsys.readouterr().err
-        assert error.count("\n") == 1 and ("features" in error or "torch.nn.Module" in error)
+        assert error.count("\n") == 1 and ("examples of (16,)" in error or "torch.nn.Module" in error)
     for bad in ("my_networks", "nowhere:small", "my_networks:big", "os:sep"):
         assert run("init", "other", "--target", "bought", "--size", 10, "--model", bad) == 2
         assert not Path("other").exists()
@@ -748,8 +748,8 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import pyarrow as pa
-from recollect.tabular.memory import _blocks
-from recollect.tabular.reading import pieces
+from recollect.tables.memory import _blocks
+from recollect.tables.reading import pieces
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 rows = sum(block.num_rows for block in _blocks(pieces(Path(sys.argv[1])), 10_000, 2**25))
 print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -821,7 +821,7 @@ import os, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from recollect.tabular import Store
+from recollect.tables import Store
 folder, *paths = map(Path, sys.argv[1:])
 print("ready", flush=True)
 for line in sys.stdin:  # each line asks for one child that updates

@@ -31,7 +31,7 @@ from recollect.memories.memory import Choice
 from recollect.streams import Stream
 
 ELSEWHERE = (
-    *("cli.py", "demo.py", "learners", "metrics.py", "progress.py", "report", "tabular", "terminal.py"),
+    *("cli.py", "demo.py", "learners", "metrics.py", "progress.py", "report", "tables", "terminal.py"),
     *(f"experiments/{name}.py" for name in ("figures", "group", "results", "runner", "stacking", "tables", "targets")),
 )
 """Files and folders of this package that have no say in what is kept."""

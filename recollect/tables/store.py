@@ -38,9 +38,9 @@ from recollect.files import (
 )
 from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
-from recollect.tabular.encoding import Encoding
-from recollect.tabular.memory import MakeNetwork, Settings, TableMemory, Taken, conform
-from recollect.tabular.reading import content_hash, pieces
+from recollect.tables.encoding import Encoding
+from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform
+from recollect.tables.reading import content_hash, pieces
 
 FORMAT = "recollect store"
 VERSION = 2

@@ -20,8 +20,8 @@ from recollect import models
 from recollect.checks import check_count, check_seed
 from recollect.embedding import MakeModel
 from recollect.memories import ClassBalanced, GradientMatching, Memory, Reservoir, SlidingWindow
-from recollect.tabular.encoding import Drift, Encoding, Task, fit_encoding
-from recollect.tabular.reading import pieces
+from recollect.tables.encoding import Drift, Encoding, Task, fit_encoding
+from recollect.tables.reading import pieces
 
 TABLE_MEMORIES: dict[str, type[Memory]] = {
     "recollect": GradientMatching,

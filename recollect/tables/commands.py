@@ -12,9 +12,9 @@ from recollect.files import check_output, write_atomically
 from recollect.terminal import Interrupted, say
 
 if TYPE_CHECKING:
-    from recollect.tabular.encoding import Task
-    from recollect.tabular.memory import MakeNetwork, Settings, TableMemory
-    from recollect.tabular.store import Update
+    from recollect.tables.encoding import Task
+    from recollect.tables.memory import MakeNetwork, Settings, TableMemory
+    from recollect.tables.store import Update
 
 Files = Annotated[list[str], typer.Argument(help="Tables: csv, parquet, ndjson, arrow or npz; globs are fine.")]
 Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
@@ -53,7 +53,7 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose the few rows of tables whose weighted loss gradients add up to those of all, and write them."""
-    from recollect.tabular import WRITTEN, export_table, find_files, select_rows
+    from recollect.tables import WRITTEN, export_table, find_files, select_rows
 
     settings = _settings(target, size, memory, task, ignore, None, model, seed, memory_limit)
     paths = find_files(files)
@@ -89,7 +89,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Make an empty store, a memory in a folder."""
-    from recollect.tabular import Store
+    from recollect.tables import Store
 
     settings = _settings(target, size, memory, task, ignore, classes, model, seed, memory_limit)
     _network(model)  # says so now if it cannot be found
@@ -108,7 +108,7 @@ def update(
     as_json: Json = False,
 ) -> None:
     """Take files into a store; a file that was taken before is not counted twice."""
-    from recollect.tabular import Store, find_files
+    from recollect.tables import Store, find_files
 
     opened, paths, network = Store(store), find_files(files), _network(model)
     before = opened.number()
@@ -149,7 +149,7 @@ def _sentences(path: Path, done: "Update") -> list[str]:
 
 def export(store: Folder, output: Output, quiet: Quiet = False, as_json: Json = False) -> None:
     """Write the rows that a store keeps, as they came, with their weights and places in the stream."""
-    from recollect.tabular import WRITTEN, Store, export_table
+    from recollect.tables import WRITTEN, Store, export_table
 
     check_output(output, WRITTEN)
     held = Store(store).load()
@@ -164,8 +164,8 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what a store has seen and keeps, by class and by file, and how well it matches."""
-    from recollect.tabular import Store
-    from recollect.tabular.inspecting import inspection, page, terminal_tables
+    from recollect.tables import Store
+    from recollect.tables.inspecting import inspection, page, terminal_tables
 
     if html is not None:
         check_output(html, [".html"])
@@ -184,7 +184,7 @@ def inspect(
 
 def recover(store: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
     """Point a damaged store at its newest generation that is whole."""
-    from recollect.tabular import Store
+    from recollect.tables import Store
 
     found = Store.recover(store)
     what = "was whole, nothing was changed" if found.was_whole else f"goes on from generation {found.number}"
@@ -203,14 +203,14 @@ def _settings(
     seed: int,
     memory_limit: str,
 ) -> "Settings":
-    from recollect.tabular import Settings, parse_bytes
+    from recollect.tables import Settings, parse_bytes
 
     limit = parse_bytes(memory_limit)
     return Settings(target, size, memory, cast("Task | None", task), tuple(ignore or ()), classes, model, seed, limit)
 
 
 def _network(model: str | None) -> "MakeNetwork | None":
-    from recollect.tabular import load_network
+    from recollect.tables import load_network
 
     return None if model is None else load_network(model)
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.files import replacing
-from recollect.tabular.encoding import Encoding
-from recollect.tabular.memory import MakeNetwork, Settings, TableMemory, Taken, conform
-from recollect.tabular.reading import pieces, retyped, write_table
+from recollect.tables.encoding import Encoding
+from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform
+from recollect.tables.reading import pieces, retyped, write_table
 
 
 def select_rows(

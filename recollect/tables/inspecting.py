@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from recollect.tabular.store import Store
+from recollect.tables.store import Store
 from recollect.terminal import cell
 
 _INK = "#1f6fb4"
@@ -76,7 +76,7 @@ def terminal_tables(found: dict[str, Any]) -> list[Table]:
 
 def page(found: dict[str, Any]) -> str:
     """The same as one page with plots that needs no network; whatever came from outside is escaped."""
-    template = resources.files("recollect.tabular").joinpath("inspect.html.j2").read_text()
+    template = resources.files("recollect.tables").joinpath("inspect.html.j2").read_text()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(found=found, plots=_plots(found))
 
