@@ -323,7 +323,7 @@ def test_the_local_target_is_the_weighted_kept_plus_what_arrived() -> None:
         torch.manual_seed(0)
         model = rc.models.mlp(1, 2, hidden=(8,))
     inputs, targets = torch.linspace(-2, 2, 40)[:, None], torch.arange(40) % 2
-    memory = rc.LocalGradientMatching(10, dim=50)
+    memory = rc.LocalGradientMatching(10, dim=50, hold_count=False)
     memory.update(inputs[:8], targets[:8], model=model)
     memory.update(inputs[8:], targets[8:], model=model)
     coreset = rc.select(lambda: copy.deepcopy(model), inputs, targets, 10, inits=1, dim=50)

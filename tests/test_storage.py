@@ -108,7 +108,7 @@ def test_what_could_not_be_read_again_is_not_saved(tmp_path: Path) -> None:
 
     memory = Odd(5)
     memory.update(torch.zeros(3, 1), torch.zeros(3))
-    with pytest.raises(ValueError, match="must be plain data to be saved"):
+    with pytest.raises(ValueError, match="as plain data to be saved"):
         memory.save(tmp_path / "m")
     assert not (tmp_path / "m").exists()
 

@@ -42,7 +42,7 @@ class Contender:
 
 
 _LOCAL_PAPER = {
-    **{name: value for name, value in PAPER.items() if name != "inits"},
+    **{name: value for name, value in PAPER.items() if name not in ("inits", "shortlist")},
     "dim": 10_000,
     "regularization": 0.5,  # the paper's lambda: at one set of parameters, nothing is divided by sqrt(S)
 }
