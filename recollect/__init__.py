@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from recollect import datasets, metrics, models, streams
 from recollect.batch import Batch
+from recollect.classes import LostClassWarning
 from recollect.embedding import GradientEmbedding
 from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
 from recollect.memories import (
@@ -48,6 +49,7 @@ __all__ = [
     "Herding",
     "Batch",
     "load_memory",
+    "LostClassWarning",
     # Learning
     "Learner",
     "GDumb",

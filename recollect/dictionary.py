@@ -227,6 +227,32 @@ class Joined:
         return torch.cat([part.norms() for part in self._parts])
 
 
+class Part:
+    """Some rows of a dictionary, without a copy; scans go over all of it."""
+
+    def __init__(self, whole: Dictionary, places: Tensor) -> None:
+        self._whole, self._places = whole, places
+        self.dim, self.dtype = whole.dim, whole.dtype
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        return self._whole.products(vectors)[self._places]
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return self._whole.rows(self._places[indices])
+
+    def sum(self) -> Tensor:
+        total = torch.zeros(self.dim, dtype=torch.float64, device=self._places.device)
+        for places in self._places.split(_SCAN_ROWS):
+            total += sum_rows(self._whole.rows(places))
+        return total
+
+    def norms(self) -> Tensor:
+        return self._whole.norms()[self._places]
+
+
 def taken(dictionary: Dictionary, rows: Tensor) -> Dictionary:
     """Some of the candidates, in the form that they have."""
     if isinstance(dictionary, Factored):

@@ -10,11 +10,22 @@ from torch import Tensor
 
 from recollect.batch import Batch, Inputs, check_examples, forward, map_inputs
 from recollect.checks import check_count, check_number, check_seed, check_size
+from recollect.classes import (
+    COUNTED,
+    Classes,
+    ClassWeight,
+    Tally,
+    check_classes,
+    class_labels,
+    pursue_classes,
+    sums_by_class,
+    warn_of_lost_classes,
+)
 from recollect.dictionary import Dictionary
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.embedding.listening import gradients_of
-from recollect.losses import LossFunction, check_labels, check_losses, get_loss
+from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
 
@@ -52,6 +63,8 @@ def select(
     batch_size: int = 128,
     device: str | torch.device = "cpu",
     shortlist: float | None = SHORTLIST,
+    class_weight: ClassWeight | None = None,
+    min_per_class: int = 0,
     rule: Rule = "least-squares",
     regularization: float = 0.001,
     relative: bool = True,
@@ -84,6 +97,9 @@ def select(
         device: where to compute.
         shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
             to be matched. None considers all, as in the paper.
+        class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
+            same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors.
+        min_per_class: so many examples of each class stay, whatever matching says.
         rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
@@ -104,6 +120,11 @@ def select(
     """
     inputs, targets = check_examples(inputs, targets)
     size = check_size(size, len(targets), "examples")
+    class_weight, min_per_class = check_classes(class_weight, min_per_class)
+    labels = class_labels(targets, COUNTED) if class_weight is not None or min_per_class else None
+    seen = None if labels is None else Tally.of(labels)
+    if seen is not None and (needed := int(seen.counts.clamp(max=min_per_class).sum())) > size:
+        raise ValueError(f"size must be at least the {needed} places that min_per_class asks for, got {size}")
     embedding = GradientEmbedding(
         make_model,
         loss=loss,
@@ -118,30 +139,47 @@ def select(
         device=device,
         seed=seed,
     )
-    rows = shortlisted(torch.arange(len(targets)), size, shortlist, seed)
-    target, candidates = gather(embedding, inputs, targets, rows, progress=progress)
-    coreset = pursue(
-        candidates,
-        size,
-        target=target,
-        count=len(targets),
-        rule=rule,
-        regularization=regularization,
-        relative=relative,
-        center=center,
-        tolerance=tolerance,
-        nonnegative=nonnegative,
-        hold_count=hold_count,
-        exact=exact,
-        progress=progress,
-    )
-    return coreset if rows is None else replace(coreset, indices=rows[coreset.indices])
+    classes = (class_weight, min_per_class)
+    ids = torch.arange(len(targets))
+    rows = shortlisted(ids, size, shortlist, seed, labels=labels, seen=seen, classes=classes)
+    target, candidates = gather(embedding, inputs, targets, rows, labels=labels, progress=progress)
+    pursuit: dict[str, Any] = {
+        "rule": rule,
+        "regularization": regularization,
+        "relative": relative,
+        "center": center,
+        "tolerance": tolerance,
+        "nonnegative": nonnegative,
+        "hold_count": hold_count,
+        "exact": exact,
+        "progress": progress,
+    }
+    if labels is None or seen is None:
+        coreset = pursue(candidates, size, target=target, count=len(targets), **pursuit)
+    else:
+        labels = labels if rows is None else labels[rows]
+        coreset = pursue_classes(candidates, labels, size, seen, target, classes, **pursuit)
+    if rows is not None:
+        coreset = replace(coreset, indices=rows[coreset.indices.cpu()])
+    if seen is not None or get_loss(loss) is cross_entropy:
+        warn_of_lost_classes(targets, targets[coreset.indices.to(targets.device)])
+    return coreset
 
 
-def shortlisted(ids: Tensor, size: int, shortlist: float | None, seed: int) -> Tensor | None:
+def shortlisted(
+    ids: Tensor,
+    size: int,
+    shortlist: float | None,
+    seed: int,
+    *,
+    labels: Tensor | None = None,
+    seen: Tally | None = None,
+    classes: Classes = (None, 0),
+) -> Tensor | None:
     """Which of the arriving examples are candidates for `size` places, as ascending positions; None for all.
 
-    They are drawn by their ids, so that who deals out the examples, and in which portions, changes nothing.
+    They are drawn by their ids, so that who deals out the examples, and in which portions, changes nothing. An example
+    of a class that counts twice as much is twice as likely to be one, and there are some of each class that has places.
 
     Example:
         >>> shortlisted(torch.arange(100), 2, 3.0, seed=0).shape
@@ -154,7 +192,19 @@ def shortlisted(ids: Tensor, size: int, shortlist: float | None, seed: int) -> T
     count = math.ceil(shortlist * size)
     if count >= len(ids):
         return None
-    return uniform_keys(seed, ids, "shortlist").topk(count, largest=False).indices.sort().values
+    keys = uniform_keys(seed, ids, "shortlist")
+    if labels is None or seen is None:
+        return keys.topk(count, largest=False).indices.sort().values
+    class_weight, min_per_class = classes
+    places = seen.places(labels).to(keys.device)
+    keys = -torch.log1p(-keys) / seen.factors(class_weight).to(keys.device)[places]  # the first of a race: likelier
+    candidates = torch.zeros(len(ids), dtype=torch.bool, device=keys.device)
+    candidates[keys.topk(count, largest=False).indices] = True
+    for place in places.unique() if min_per_class else ():
+        mine = (places == place).nonzero()[:, 0]
+        some = min(math.ceil(shortlist * min_per_class), len(mine))
+        candidates[mine[keys[mine].topk(some, largest=False).indices]] = True
+    return candidates.nonzero()[:, 0]
 
 
 def gather(
@@ -163,16 +213,29 @@ def gather(
     targets: Tensor,
     rows: Tensor | None,
     *,
+    labels: Tensor | None = None,
     prepared: Prepared | None = None,
     progress: bool = False,
 ) -> tuple[Tensor, Dictionary]:
-    """The sum of the embeddings of all examples, and those of the candidates: all of them if `rows` is None."""
+    """The sum of the embeddings of all examples, and those of the candidates: all of them if `rows` is None.
+
+    With labels there are sums by class, in the order of the classes.
+    """
+    if labels is not None:
+        prepared = prepared or embedding.prepared or embedding.prepare(inputs, targets)  # on all, not on one class
     if rows is None:
         candidates = embedding.dictionary(inputs, targets, prepared=prepared, progress=progress)
-        return candidates.sum(), candidates
-    total = embedding.total(inputs, targets, prepared=prepared, progress=progress)
-    some = map_inputs(lambda t: t[rows], inputs)
-    return total, embedding.dictionary(some, targets[rows], prepared=prepared, progress=progress)
+        return candidates.sum() if labels is None else sums_by_class(candidates, labels), candidates
+
+    def some(rows: Tensor) -> tuple[Inputs, Tensor]:
+        return map_inputs(lambda t: t[rows], inputs), targets[rows]
+
+    if labels is None:
+        total = embedding.total(inputs, targets, prepared=prepared, progress=progress)
+    else:
+        members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
+        total = torch.stack([embedding.total(*some(m), prepared=prepared, progress=progress) for m in members])
+    return total, embedding.dictionary(*some(rows), prepared=prepared, progress=progress)
 
 
 def matching_error(

@@ -4,9 +4,10 @@ Differs from the paper: an example is also admitted while there is room, so that
 """
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from recollect.batch import Batch
+from recollect.classes import class_labels
 from recollect.memories.memory import Choice, Memory
 from recollect.randomness import uniform_keys
 
@@ -51,13 +52,3 @@ class ClassBalanced(Memory):
         indices = torch.tensor(sorted(p for group in members.values() for p in group))
         weights = torch.full((len(indices),), (self.seen + len(arrived)) / len(indices))
         return Choice(indices, weights, {"classes": torch.tensor(sorted(members))})
-
-
-def class_labels(targets: Tensor) -> Tensor:
-    """Targets as class numbers; refused if they are not."""
-    if targets.ndim != 1 or targets.is_floating_point():
-        raise ValueError(
-            f"targets must be whole class numbers, one per example, got {targets.dtype} of shape "
-            f"{tuple(targets.shape)}: this memory balances classes, so pass targets.long(), without further dimensions"
-        )
-    return targets.long()

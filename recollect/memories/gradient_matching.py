@@ -1,17 +1,27 @@
 """Continual gradient matching (Alg. 2)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch
+from recollect.classes import (
+    COUNTED,
+    ClassWeight,
+    Tally,
+    check_classes,
+    class_labels,
+    pursue_classes,
+    sums_by_class,
+    warn_of_lost_classes,
+)
 from recollect.dictionary import Dictionary, InMemory, Joined, taken
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName
-from recollect.losses import LossFunction
+from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import Choice, Memory, plain_options
-from recollect.pursuit import Center, Nonnegative, Rule, pursue
+from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.selection import SHORTLIST, gather, shortlisted
 
 
@@ -48,6 +58,10 @@ class GradientMatching(Memory):
         device: where to compute.
         shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
             to be matched. None considers all, as in the paper.
+        class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
+            same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
+            which under "balanced" follow the frequencies of everything seen.
+        min_per_class: so many examples of each class seen stay, whatever matching says; fewer if there is no room.
         rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
@@ -85,6 +99,8 @@ class GradientMatching(Memory):
         batch_size: int = 128,
         device: str | torch.device = "cpu",
         shortlist: float | None = SHORTLIST,
+        class_weight: ClassWeight | None = None,
+        min_per_class: int = 0,
         rule: Rule = "least-squares",
         regularization: float = 0.001,
         relative: bool = True,
@@ -119,6 +135,7 @@ class GradientMatching(Memory):
             "exact": exact,
         }
         self._gradients, self._shortlist = given, shortlist
+        self._classes = check_classes(class_weight, min_per_class)
         shortlisted(torch.arange(0), 1, shortlist, seed)  # says so if that cannot be
         if isinstance(make_model, GradientEmbedding):
             self.embedding: GradientEmbedding | None = make_model
@@ -130,14 +147,17 @@ class GradientMatching(Memory):
         else:
             self.embedding = None if make_model is None else GradientEmbedding(make_model, seed=seed, **given)  # type: ignore[arg-type]
         super().__init__(capacity, seed=seed)
+        if self._classes[1] > self.capacity:
+            raise ValueError(f"min_per_class must be at most the capacity, {capacity}, got {min_per_class}")
         self.progress = progress
         self._prepared: Prepared | None = None  # what the state says of it, at hand
 
     @property
     def target(self) -> Tensor:
-        """The sum of the embeddings of everything seen, in float64."""
+        """The sum of the embeddings of everything seen, each times the factor of its class, in float64."""
         self.batch  # noqa: B018  # says so if there is nothing yet
-        return self._state["target"]
+        seen, target = self._seen_classes(), self._state["target"]
+        return target if seen is None else seen.factors(self._classes[0]).to(target.device) @ target
 
     @property
     def error(self) -> float:
@@ -165,33 +185,65 @@ class GradientMatching(Memory):
     def revise(self, held: Batch, arrived: Batch, candidates: Dictionary | None = None) -> Choice:
         """Decide what stays of what is held and what arrived; the latter is embedded unless candidates are given."""
         embedding, prepared = self._ready(arrived, candidates is not None)
-        rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed)
+        labels, seen = self._count(arrived)
+        by_class: dict[str, Any] = {"labels": labels, "seen": seen, "classes": self._classes}
+        rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, **by_class)
         if candidates is None:
-            target, candidates = gather(
-                embedding, arrived.inputs, arrived.targets, rows, prepared=prepared, progress=self.progress
-            )
+            options: dict[str, Any] = {"labels": labels, "prepared": prepared, "progress": self.progress}
+            target, candidates = gather(embedding, arrived.inputs, arrived.targets, rows, **options)
         elif len(candidates) != len(arrived):
             raise ValueError(f"candidates must be those of the {len(arrived)} examples, got {len(candidates)}")
         else:
-            target, candidates = candidates.sum(), candidates if rows is None else taken(candidates, rows)
+            target = candidates.sum() if labels is None else sums_by_class(candidates, labels)
+            candidates = candidates if rows is None else taken(candidates, rows)
+        if seen is not None and labels is not None:
+            target = seen.spread(target, Tally.of(labels))
         places = torch.arange(len(arrived)) if rows is None else rows
         if len(held):
             kept = {name: self._state[name].to(target.device) for name in ("target", "embeddings")}
-            target += kept["target"]  # Alg. 2: g <- g + sum_i g_i
+            before = self._seen_classes()
+            # Alg. 2: g <- g + sum_i g_i
+            target += kept["target"] if seen is None or before is None else seen.spread(kept["target"], before)
             candidates = Joined(InMemory(kept["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
             places = torch.cat([torch.arange(len(held)), len(held) + places])
-        seen = self.seen + len(arrived)
-        if seen <= self.capacity:
-            chosen, weights, error = torch.arange(len(candidates)), torch.ones(len(candidates)), 0.0
-        else:
-            size = min(self.capacity, len(candidates))
-            coreset = pursue(candidates, size, target=target, count=seen, progress=self.progress, **self._pursuit)
-            chosen, order = coreset.indices.cpu().sort()
-            weights, error = coreset.weights.cpu()[order], coreset.error
+        targets = torch.cat([held.targets, arrived.targets]).cpu()
+        coreset = self._pursue(candidates, targets[places], target, len(arrived), seen)
+        chosen, order = coreset.indices.cpu().sort()
+        if seen is not None or get_loss(embedding.loss) is cross_entropy:
+            warn_of_lost_classes(targets, targets[places[chosen]])
         self._prepared = prepared
         state = {"target": target, "embeddings": candidates.rows(chosen)}
-        state["error"] = torch.tensor(error, dtype=torch.float64)
-        return Choice(places[chosen], weights, {**state, **prepared.tensors})
+        state["error"] = torch.tensor(coreset.error, dtype=torch.float64)
+        if seen is not None:
+            state |= {"classes": seen.classes, "counts": seen.counts}
+        return Choice(places[chosen], coreset.weights.cpu()[order], {**state, **prepared.tensors})
+
+    def _pursue(self, candidates: Dictionary, targets: Tensor, target: Tensor, n: int, seen: Tally | None) -> Coreset:
+        """Choose out of candidates with these targets, after n more examples; all of them while there is room."""
+        count = self.seen + n
+        if count <= self.capacity:
+            indices = torch.arange(len(candidates))
+            weights = torch.ones(len(candidates))
+            if seen is not None:
+                weights = seen.factors(self._classes[0])[seen.places(targets.long())]
+            return Coreset(indices, weights, 0.0)
+        size, options = min(self.capacity, len(candidates)), {**self._pursuit, "progress": self.progress}
+        if seen is None:
+            return pursue(candidates, size, target=target, count=count, **options)
+        return pursue_classes(candidates, targets.long(), size, seen, target, self._classes, **options)
+
+    def _count(self, arrived: Batch) -> tuple[Tensor | None, Tally | None]:
+        """The classes of what arrived, and how many of each were seen with it; None if classes do not matter."""
+        if self._classes == (None, 0):
+            return None, None
+        labels = class_labels(arrived.targets, COUNTED).cpu()
+        before, now = self._seen_classes(), Tally.of(labels)
+        return labels, now if before is None else before.plus(now)
+
+    def _seen_classes(self) -> Tally | None:
+        if "classes" not in self._state:
+            return None
+        return Tally(self._state["classes"].cpu(), self._state["counts"].cpu())
 
     def _ready(self, arrived: Batch, embedded: bool) -> tuple[GradientEmbedding, Prepared]:
         """The embedding and what was decided on the first examples of the stream, which may be these."""
@@ -205,7 +257,10 @@ class GradientMatching(Memory):
         return self.embedding, prepared
 
     def options(self) -> dict[str, Any]:
-        return plain_options({**self._gradients, "shortlist": self._shortlist, **self._pursuit})
+        weight, least = self._classes
+        plain = {str(label): factor for label, factor in weight.items()} if isinstance(weight, Mapping) else weight
+        classes = {"class_weight": plain, "min_per_class": least}
+        return plain_options({**self._gradients, "shortlist": self._shortlist, **classes, **self._pursuit})
 
 
 _DEFAULTS: dict[str, Any] = GradientMatching.__init__.__kwdefaults__ or {}

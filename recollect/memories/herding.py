@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, Inputs, kind_of, named_tensors
-from recollect.memories.class_balanced import class_labels
+from recollect.classes import class_labels
 from recollect.memories.memory import Choice, Memory
 
 Features: TypeAlias = Callable[[Inputs], Tensor]

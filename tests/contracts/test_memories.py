@@ -58,6 +58,9 @@ FACTORIES: dict[str, Callable[..., rc.Memory]] = {
     "GradientMatching": partial(rc.GradientMatching, make_model, CAPACITY, inits=2, dim=40),
     "GradientMatching, last layer": partial(rc.GradientMatching, make_model, CAPACITY, inits=2, layers="last"),
     "GradientMatching, paper": partial(rc.GradientMatching, make_model, CAPACITY, **rc.PAPER),
+    "GradientMatching, by class": partial(
+        rc.GradientMatching, make_model, CAPACITY, inits=2, dim=40, class_weight={}, min_per_class=2
+    ),
     "LocalGradientMatching": partial(rc.LocalGradientMatching, CAPACITY, dim=100),
     "Reservoir": partial(rc.Reservoir, CAPACITY),
     "ClassBalanced": partial(rc.ClassBalanced, CAPACITY),
