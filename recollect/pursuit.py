@@ -13,14 +13,15 @@ K = G_I G_I^T, the pool R has W = L^-1 G_I R^T, and
 
 where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row k of A and updates p and q
 by the same row, so a pick costs a few vector operations on the pool; a row of A is brought up to date when it is
-picked. Picking goes on while the best score in the pool is at least half of what the best candidate outside had in the
-scan, since that one's will have fallen too; then it is time to look again. The columns of W that belong to the picks
-are the next rows of L.
+picked. Picking goes on while the best score in the pool is at least what the best candidate outside had in the scan;
+then it is time to look again. One might think that the scores outside fall as well while rows are picked, and go on for
+longer: they hardly do, and an error of up to 1.4 times that of one pick per scan is the price. The columns of W that
+belong to the picks are the next rows of L.
 
-Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score; it falls more
-slowly, so picking stops at what the best candidate outside had. Inside a pool A_kk is there. For all candidates it is
-kept up to date by their products with the new rows of V = L^-1 G_I, in one pass with the next scan: with their plain
-norms instead, the pool holds the wrong rows, and the error is 1.1 to 1.4 times that of one pick per scan.
+Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score. Inside a pool
+A_kk is there. For all candidates it is kept up to date by their products with the new rows of V = L^-1 G_I, in one pass
+with the next scan: with their plain norms instead, the pool holds the wrong rows, and the error is 1.1 to 1.4 times
+that of one pick per scan.
 
 Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
@@ -41,7 +42,7 @@ import math
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
@@ -56,12 +57,11 @@ Center: TypeAlias = Literal["uniform", "zero"]
 Rule: TypeAlias = Literal["least-squares", "inner-product"]
 Nonnegative: TypeAlias = bool | Literal["clip"]
 
-CHOSEN_PER_PICK = {"inner-product": 4, "least-squares": 16}  # one pick per scan for so many chosen so far
+CHOSEN_PER_PICK = 16  # one pick per scan for so many chosen so far
 PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
 POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot always rank
-OUTDONE = {"inner-product": 0.5, "least-squares": 1.0}  # no pick with less than this part of the best outside the pool
 HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
@@ -226,7 +226,7 @@ def _fill(fit: "RidgeFit", enough: float, bar: Bar, *, helpful: bool = False) ->
     while (room := min(problem.size - len(fit), len(problem.dictionary) - len(fit.taken))) > 0:
         if float(fit.residual[: problem.dictionary.dim].norm()) <= enough:
             break
-        picks = 1 if problem.exact else max(1, min(len(fit) // CHOSEN_PER_PICK[problem.rule], PICKS_PER_SCAN))
+        picks = 1 if problem.exact else max(1, min(len(fit) // CHOSEN_PER_PICK, PICKS_PER_SCAN))
         before = len(fit)
         if not fit.grow(min(picks, room), helpful=helpful):
             break
@@ -372,7 +372,7 @@ class RidgeFit:
         sum_b, square = float(self._sum @ self._g), float(self._sum @ self._sum)
         q = (W.T @ self._factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
         p = c + self._lambda * self._uniform(self._sum) * q
-        floor = OUTDONE[self.problem.rule] * outside if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
+        floor = outside if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
         order: list[int] = []
         eliminated = A.new_empty(picks, len(A))  # rows of A's own Cholesky factor
         left = A.diagonal().clone()
@@ -382,7 +382,6 @@ class RidgeFit:
             k = int(score.argmax())
             if score[k] == -torch.inf or (order and float(score[k]) < floor):
                 break  # nothing is left, or something outside the pool may well be better
-            self._last = float(score[k])
             before = eliminated[: len(order)]
             pivot = math.sqrt(float(left[k]))
             row = torch.addmv(A[k], before.T, before[:, k], alpha=-1).div_(pivot)
@@ -604,7 +603,7 @@ def _as_target(target: Tensor, dictionary: Dictionary) -> Tensor:
 def _check_options(size: object, rule: object, center: object, tolerance: object, nonnegative: object) -> None:
     if size is None and tolerance is None:
         raise ValueError("size or tolerance must be given, got neither")
-    if not isinstance(rule, str) or rule not in OUTDONE:
+    if not isinstance(rule, str) or rule not in get_args(Rule):
         raise ValueError(f"rule must be 'least-squares' or 'inner-product', got {rule!r}")
     if not isinstance(center, str) or center not in ("uniform", "zero"):
         raise ValueError(f"center must be 'uniform' or 'zero', got {center!r}")
