@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench slow docs clean
+.PHONY: demo test lint format bench slow docs site pictures wheel clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -32,12 +32,30 @@ docs: .venv/installed
 	$(BIN)/recollect report --results results/paper.jsonl --output docs/reproduction.md
 	$(BIN)/python -m pytest tests/test_docs.py
 
+# Strictly: a link or an anchor that leads nowhere is an error.
+site: .venv/installed
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
+	$(BIN)/python -m pytest tests/test_site.py
+
+pictures: .venv/installed
+	$(BIN)/python docs/pictures.py
+
+# What a stranger gets: built, checked, installed where nothing else is, and run.
+wheel: .venv/installed
+	rm -rf build/dist build/empty
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m twine check --strict build/dist/*
+	$(PYTHON) -m venv build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build/dist/*.whl
+	cd build && empty/bin/recollect demo
+	rm -rf build/empty
+
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 # What benchmarks compare with; one that does not install is reported by the benchmark that wants it.

@@ -5,11 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from recollect.cli import main
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 TUTORIAL = ROOT / "docs" / "tables.md"
@@ -29,7 +30,8 @@ def test_pages_that_are_meant_to_have_code_do() -> None:
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(compile(python_blocks(page), str(page), "exec"), {"__name__": "__main__"})
+    with torch.random.fork_rng():  # a reader's own model is drawn from the global state
+        exec(compile(python_blocks(page), str(page), "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
