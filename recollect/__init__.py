@@ -14,6 +14,7 @@ from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune,
 from recollect.memories import (
     GSS,
     ClassBalanced,
+    Clustering,
     GradientMatching,
     Herding,
     LocalGradientMatching,
@@ -41,6 +42,7 @@ __all__ = [
     # Remembering, as data arrives
     "Memory",
     "GradientMatching",
+    "Clustering",
     "LocalGradientMatching",
     "Reservoir",
     "ClassBalanced",

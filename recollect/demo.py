@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, pstdev
 
@@ -14,15 +15,16 @@ from rich.table import Table
 
 from recollect import datasets, models, streams
 from recollect.batch import Batch
+from recollect.experiments.stacking import train_together
 from recollect.learners import GDumb
-from recollect.memories import GradientMatching, Memory, Reservoir
+from recollect.memories import Clustering, GradientMatching, Herding, Memory, Reservoir
 from recollect.progress import progress_bar
 
 SIZES = (20, 50, 100, 200)
 SEEDS = (0, 1, 2)
 SHOWN_SIZE = 50
 
-_COLORS = {"gradient matching": "#0b6e4f", "reservoir": "#c8553d"}
+_COLORS = {"gradient matching": "#0b6e4f", "clustering": "#00a0b0", "herding": "#6a51a3", "reservoir": "#c8553d"}
 
 
 @dataclass(frozen=True)
@@ -35,28 +37,35 @@ class DemoResult:
 
 
 def run_demo() -> DemoResult:
-    """Fill both memories from a class-incremental stream, train on each alone, test on all classes."""
+    """Fill memories from a class-incremental stream, train on each alone, test on all classes."""
     dataset = datasets.load("digits")
     stream = streams.class_incremental(dataset)
     make_model = partial(models.mlp, 64, dataset.n_classes)
-    accuracies: dict[tuple[str, int], list[float]] = {}
-    kept: dict[str, Batch] = {}
-    with progress_bar("learning digits", 2 * len(SIZES) * len(SEEDS)) as bar:
-        for size in SIZES:
-            for seed in SEEDS:
-                memories: dict[str, Memory] = {
-                    "gradient matching": GradientMatching(make_model, size, seed=seed),
-                    "reservoir": Reservoir(size, seed=seed),
-                }
-                for name, memory in memories.items():
-                    learner = GDumb(make_model, memory, seed=seed)
-                    for inputs, targets in stream.batches:
-                        learner.observe(inputs, targets)
-                    right = learner.predict(stream.test.inputs).argmax(1) == stream.test.targets
-                    accuracies.setdefault((name, size), []).append(100 * float(right.float().mean()))
-                    if size == SHOWN_SIZE:
-                        kept.setdefault(name, memory.batch)
-                    bar.advance()
+    learners: list[tuple[str, int, GDumb]] = []
+    with progress_bar("learning digits", 2 * len(_COLORS) * len(SIZES) * len(SEEDS)) as bar:
+        for size, seed in product(SIZES, SEEDS):
+            memories: dict[str, Memory] = {
+                "gradient matching": GradientMatching(make_model, size, seed=seed),
+                "clustering": Clustering(size, seed=seed),
+                "herding": Herding(size, seed=seed),
+                "reservoir": Reservoir(size, seed=seed),
+            }
+            for name, memory in memories.items():
+                for inputs, targets in stream.batches:
+                    memory.update(inputs, targets)
+                learners.append((name, size, GDumb(make_model, memory, seed=seed)))
+                bar.advance()
+        accuracies: dict[tuple[str, int], list[float]] = {}
+        for size in SIZES:  # all networks of one size at once
+            some = [(name, learner) for name, other, learner in learners if other == size]
+            tasks = [task for _, learner in some if (task := learner.pending()) is not None]
+            train_together(tasks, some[0][1].training)
+            for (name, learner), task in zip(some, tasks, strict=True):
+                learner.accept(task.model)
+                right = learner.predict(stream.test.inputs).argmax(1) == stream.test.targets
+                accuracies.setdefault((name, size), []).append(100 * float(right.float().mean()))
+                bar.advance()
+    kept = {name: learner.memory.batch for name, size, learner in reversed(learners) if size == SHOWN_SIZE}
     return DemoResult(accuracies, kept, len(dataset.train.targets))
 
 
@@ -66,11 +75,10 @@ def print_demo(result: DemoResult, console: Console) -> None:
     table.add_column("kept", justify="right")
     for name in _COLORS:
         table.add_column(name, justify="right")
-    table.add_column("difference", justify="right")
     for size in SIZES:
-        ours, theirs = (result.accuracies[name, size] for name in _COLORS)
-        cells = [f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in (ours, theirs)]
-        table.add_row(f"{size} of {result.n_train}", *cells, f"{mean(ours) - mean(theirs):+.1f}")
+        accuracies = [result.accuracies[name, size] for name in _COLORS]
+        cells = [f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in accuracies]
+        table.add_row(f"{size} of {result.n_train}", *cells)
     console.print(
         f"{result.n_train} digits arrive two classes at a time; a memory keeps a few; "
         "a fresh network is trained on the memory alone."

@@ -29,7 +29,8 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 def test_the_demo_prints_a_table_and_saves_a_picture(tmp_path: Path) -> None:
     result = run("demo", "--output", "picture.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert "gradient matching" in result.stdout
+    for memory in ("gradient matching", "clustering", "herding", "reservoir"):
+        assert memory in result.stdout
     assert "picture.png" in result.stdout
     assert result.stderr == ""  # no progress bar where nobody watches
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -58,6 +58,7 @@ CHOICES: dict[str, Callable[[], list[int]]] = {
     "Reservoir": partial(_stream, lambda: rc.Reservoir(30)),
     "ClassBalanced": partial(_stream, lambda: rc.ClassBalanced(30)),
     "GSS": partial(_stream, lambda: rc.GSS(30)),
+    "Clustering": partial(_stream, lambda: rc.Clustering(30)),
     "Herding": partial(_stream, lambda: rc.Herding(30)),
 }
 

@@ -220,7 +220,7 @@ def make_store(folder: Path, **settings: Any) -> Store:
     return Store.create(folder, Settings(**{"target": "bought", "size": 20, **settings}))
 
 
-@pytest.mark.parametrize("memory", ["recollect", "reservoir", "class-balanced", "sliding-window"])
+@pytest.mark.parametrize("memory", ["recollect", "clustering", "reservoir", "class-balanced", "sliding-window"])
 def test_a_store_takes_files_and_exports_rows_as_they_came(tmp_path: Path, memory: str) -> None:
     tables = [make_table(seed=i, shift=i) for i in range(3)]
     store = make_store(tmp_path / "s", memory=memory)

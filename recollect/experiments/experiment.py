@@ -50,6 +50,7 @@ _LOCAL_PAPER = {
 CONTENDERS = {
     "recollect": Contender(memories.GradientMatching),
     "recollect-last-layer": Contender(memories.GradientMatching, {"layers": "last"}),
+    "clustering": Contender(memories.Clustering),
     "gmc": Contender(memories.GradientMatching, {**PAPER}),
     "gmc-last-layer": Contender(memories.GradientMatching, {**PAPER, "layers": "last"}),
     "gmc-local": Contender(memories.LocalGradientMatching, _LOCAL_PAPER),

@@ -15,6 +15,7 @@ from recollect.streams import sorted_by_feature
 
 COLORS = {
     "recollect": "#0b6e4f",
+    "clustering": "#00a0b0",
     "gmc": "#1f6fb4",
     "gmc-last-layer": "#6a51a3",
     "gmc-local": "#a65628",

@@ -13,6 +13,7 @@ Key = tuple[str, str, str, int]  # learner, data set, memory, size
 
 NAMES = {
     "recollect": "recollect (this library's settings)",
+    "clustering": "Clustering (k-means per class)",
     "gmc": "GMC",
     "gmc-last-layer": "GMC, last layer",
     "gmc-local": "GMC, local",

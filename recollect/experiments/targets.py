@@ -13,6 +13,7 @@ SIZES = (200, 500, 1000, 2000, 5000)
 DATASETS = tuple(name for name in DEFAULT_STREAMS if name != "digits")
 TABLE_MEMORIES = (
     "recollect",
+    "clustering",
     "gmc",
     "gmc-last-layer",
     "gmc-local",

@@ -8,9 +8,11 @@ from typing import Any
 from recollect.embedding import Init, MakeModel
 from recollect.losses import LossFunction
 from recollect.memories.class_balanced import ClassBalanced
+from recollect.memories.clustering import Clustering
+from recollect.memories.features import Features
 from recollect.memories.gradient_matching import GradientMatching
 from recollect.memories.gss import GSS
-from recollect.memories.herding import Features, Herding
+from recollect.memories.herding import Herding
 from recollect.memories.local_gradient_matching import LocalGradientMatching
 from recollect.memories.memory import Choice, Examples, Loader, Memory, Sample, name_of, plain_options
 from recollect.memories.reservoir import Reservoir
@@ -19,6 +21,7 @@ from recollect.memories.storage import read_folder
 
 MEMORIES: dict[str, type[Memory]] = {
     "GradientMatching": GradientMatching,
+    "Clustering": Clustering,
     "LocalGradientMatching": LocalGradientMatching,
     "Reservoir": Reservoir,
     "ClassBalanced": ClassBalanced,
@@ -107,6 +110,7 @@ __all__ = [
     "MEMORIES",
     "Choice",
     "ClassBalanced",
+    "Clustering",
     "Examples",
     "GradientMatching",
     "Herding",

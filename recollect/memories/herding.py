@@ -1,16 +1,14 @@
 """Herding (Welling 2009; Rebuffi et al. 2017): examples whose features average to their class's mean."""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Batch, Inputs, kind_of, named_tensors
+from recollect.batch import Batch
 from recollect.classes import class_labels
+from recollect.memories.features import Features, check_features, features_of
 from recollect.memories.memory import Choice, Memory
-
-Features: TypeAlias = Callable[[Inputs], Tensor]
 
 
 class Herding(Memory):
@@ -34,14 +32,14 @@ class Herding(Memory):
 
     def __init__(self, capacity: int, *, features: Features | None = None, seed: int = 0) -> None:
         super().__init__(capacity, seed=seed)
-        if features is not None and not callable(features):
-            raise ValueError(f"features must be a function of the inputs or None, got {type(features).__name__}")
+        check_features(features)
         self._features = features
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         labels = class_labels(torch.cat([held.targets, arrived.targets]))
-        new = self._embed(arrived)
-        features = torch.cat([self._state["features"], new]) if len(held) else new
+        known = self._state.get("features")
+        new = features_of(arrived, self._features, None if known is None else known.shape[1])
+        features = new if known is None else torch.cat([known, new])
         classes, counts, sums = self._totals(labels[len(held) :], new)
         total = self.seen + len(arrived)
         if total <= self.capacity:
@@ -58,23 +56,6 @@ class Herding(Memory):
             weights = torch.cat(weights_of)[order]
         state = {"features": features[indices], "classes": classes, "counts": counts, "sums": sums}
         return Choice(indices, weights, state)
-
-    def _embed(self, batch: Batch) -> Tensor:
-        if self._features is None:
-            tensors = named_tensors(batch.inputs).values()
-            return torch.cat([value.reshape(len(batch), -1).float() for value in tensors], dim=1)
-        features = self._features(batch.inputs)
-        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(batch):
-            got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__
-            raise ValueError(f"features must return one vector per example, got {got} for {len(batch)} examples")
-        known = self._state.get("features", features)
-        usable = kind_of(features) == "dense" and features.is_floating_point()
-        if features.shape[1:] != known.shape[1:] or not usable or not features.isfinite().all():
-            raise ValueError(
-                f"features must return finite floating-point numbers, always {known.shape[1]} per example, "
-                f"got {features.dtype} of shape {tuple(features.shape)}, or some that are not finite"
-            )
-        return features.detach().to(self.device)
 
     def _totals(self, labels: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Classes seen so far, how many of each, and the sums of their features in float64."""

@@ -94,7 +94,10 @@ def _missing(results: Results) -> list[str]:
     for learner in ("gdumb", "er"):
         for dataset in DATASETS:
             cells = [
-                (m, s) for m in TABLE_MEMORIES for s in SIZES if m == "recollect" or _published(learner, dataset, m, s)
+                (m, s)
+                for m in TABLE_MEMORIES
+                for s in SIZES
+                if m in ("recollect", "clustering") or _published(learner, dataset, m, s)
             ]
             left = [cell for cell in cells if (learner, dataset, *cell) not in ours]
             if left:

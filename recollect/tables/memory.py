@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from recollect import models
 from recollect.checks import check_count, check_seed
 from recollect.embedding import MakeModel
-from recollect.memories import ClassBalanced, GradientMatching, Memory, Reservoir, SlidingWindow
+from recollect.memories import ClassBalanced, Clustering, GradientMatching, Memory, Reservoir, SlidingWindow
 from recollect.tables.encoding import Drift, Encoding, Task, fit_encoding
 from recollect.tables.reading import pieces
 
 TABLE_MEMORIES: dict[str, type[Memory]] = {
     "recollect": GradientMatching,
+    "clustering": Clustering,
     "reservoir": Reservoir,
     "class-balanced": ClassBalanced,
     "sliding-window": SlidingWindow,

@@ -317,6 +317,7 @@ OPTIONS: dict[Callable[..., rc.Memory], tuple[str, ...]] = {
     rc.ClassBalanced: (),
     rc.GSS: ("comparisons", "dim", "loss"),
     rc.Herding: ("features",),
+    rc.Clustering: ("features", "standardize"),
 }
 
 

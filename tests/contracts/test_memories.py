@@ -61,6 +61,7 @@ FACTORIES: dict[str, Callable[..., rc.Memory]] = {
     "GradientMatching, by class": partial(
         rc.GradientMatching, make_model, CAPACITY, inits=2, dim=40, class_weight={}, min_per_class=2
     ),
+    "Clustering": partial(rc.Clustering, CAPACITY),
     "LocalGradientMatching": partial(rc.LocalGradientMatching, CAPACITY, dim=100),
     "Reservoir": partial(rc.Reservoir, CAPACITY),
     "ClassBalanced": partial(rc.ClassBalanced, CAPACITY),
