@@ -22,6 +22,7 @@ from recollect.memories import (
     Reservoir,
     SlidingWindow,
     load_memory,
+    rehearsal_loader,
 )
 from recollect.pursuit import Coreset, pursue
 from recollect.selection import PAPER, matching_error, select
@@ -51,6 +52,7 @@ __all__ = [
     "Herding",
     "Batch",
     "load_memory",
+    "rehearsal_loader",
     "LostClassWarning",
     # Learning
     "Learner",

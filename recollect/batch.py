@@ -1,14 +1,15 @@
 """The one type that everything passes: examples with their targets, weights and places in the stream."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from recollect.arrays import as_tensor
+from recollect.arrays import kind_of as kind_of  # part of what a batch is
 from recollect.checks import check_count
 
 Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
@@ -72,6 +73,17 @@ class Batch:
             torch.cat([self.ids, other.ids]),
         )
 
+    @classmethod
+    def joined(cls, batches: "Iterable[Batch]") -> "Batch":
+        """The examples of all, in order."""
+        some = list(batches)
+        if len(some) == 1:
+            return some[0]
+        names = [named_tensors(batch.inputs) for batch in some]
+        values = iter([torch.cat([tensors[name] for tensors in names]) for name in names[0]])
+        inputs = map_inputs(lambda _: next(values), some[0].inputs)
+        return cls(inputs, *(torch.cat([getattr(b, name) for b in some]) for name in ("targets", "weights", "ids")))
+
     def minibatches(self, size: int, generator: torch.Generator | None = None) -> "Iterator[Batch]":
         """Pieces of at most `size` examples, shuffled if there is a generator."""
         size = check_count("batch_size", size)
@@ -108,13 +120,6 @@ def form_of(value: Tensor) -> str:
     """Shape and type of one example, for people."""
     kind = str(value.dtype).removeprefix("torch.")
     return f"{tuple(value.shape[1:])} {kind}" if value.ndim > 1 else kind
-
-
-def kind_of(tensor: Tensor) -> str:
-    """Whether a tensor is "dense", or what else it is that cannot be computed with like one."""
-    if tensor.is_nested or tensor.is_quantized or tensor.is_meta:
-        return "nested" if tensor.is_nested else "quantised" if tensor.is_quantized else "meta"
-    return "dense" if tensor.layout == torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def describe_weights(weights: Tensor) -> str:
@@ -215,7 +220,7 @@ class _Callable(nn.Module):
 def check_examples(inputs: Any, targets: Any) -> tuple[Inputs, Tensor]:
     """Turn arrays into tensors and refuse what cannot be learned from, in one sentence."""
     inputs = _as_inputs(inputs)
-    targets = _as_tensor(targets, "targets")
+    targets = as_tensor(targets, "targets")
     if targets.ndim == 0:
         raise ValueError("targets must have one entry per example, got a single number: pass a vector")
     _check_rows(inputs, len(targets), "targets")
@@ -288,51 +293,12 @@ def _as_inputs(inputs: Any) -> Inputs:
         for key in inputs:
             if not isinstance(key, str):
                 raise ValueError(f"inputs must be named by text, as the model's arguments are, got {key!r}")
-        return {key: _as_tensor(value, f"inputs[{key!r}]") for key, value in inputs.items()}
+        return {key: as_tensor(value, f"inputs[{key!r}]") for key, value in inputs.items()}
     if isinstance(inputs, tuple):
         if not inputs:
             raise ValueError("inputs must hold at least one tensor, got an empty tuple")
-        return tuple(_as_tensor(value, f"inputs[{i}]") for i, value in enumerate(inputs))
-    return _as_tensor(inputs, "inputs")
-
-
-_WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_WIDE = (torch.uint16, torch.uint32, torch.uint64)  # torch can store these and do little else with them
-
-
-def _as_tensor(value: Any, what: str) -> Tensor:
-    """A plain tensor of plain numbers; refused if it is anything else."""
-    tensor = value.detach() if isinstance(value, Tensor) else _from_array(value, what)
-    if kind_of(tensor) != "dense":
-        raise ValueError(f"{what} must be a dense tensor of numbers, got a {kind_of(tensor)} one")
-    if tensor.dtype in _WIDE:
-        tensor = tensor.to(torch.int64)
-        if tensor.numel() and int(tensor.min()) < 0:
-            raise ValueError(f"{what} must fit into 64 bits with a sign, got larger numbers")
-    if tensor.dtype not in _WHOLE + _FLOATING:
-        raise ValueError(f"{what} must be real numbers, got type {tensor.dtype}")
-    return tensor
-
-
-def _from_array(value: Any, what: str) -> Tensor:
-    if not (isinstance(value, np.ndarray | Sequence | memoryview) or hasattr(value, "__array__")):
-        raise ValueError(f"{what} must be a tensor or an array, got {type(value).__name__}")
-    try:
-        array = np.asarray(value)
-    except Exception as error:  # rows of different lengths, or whatever the array's own kind raises
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"{what} must be numbers in rows of equal length, got {reason}") from None
-    if array.dtype.kind in "USO" and array.size and isinstance(array.flat[0], str | bytes):
-        raise ValueError(
-            f"{what} must be numbers, got text such as {str(array.flat[0])[:40]!r}: "
-            "number it, as by numpy.unique(..., return_inverse=True)"
-        )
-    try:
-        # What is read-only, runs backwards or has its bytes swapped is copied: torch has no such tensors.
-        return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
-    except (TypeError, ValueError):
-        raise ValueError(f"{what} must be numbers in rows of equal length, got an array of {array.dtype}") from None
+        return tuple(as_tensor(value, f"inputs[{i}]") for i, value in enumerate(inputs))
+    return as_tensor(inputs, "inputs")
 
 
 def _check_finite(value: Tensor, what: str) -> None:

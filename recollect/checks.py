@@ -29,17 +29,30 @@ def check_seed(seed: SupportsIndex) -> int:
     return number
 
 
-def check_size(size: SupportsIndex, n: int, what: str) -> int:
-    """Refuse a size that is not between one and how many there are.
+def check_size(size: object, n: int | None, what: str) -> int:
+    """How many of `n` to keep: a number, or a part of them; refuse what cannot be.
+
+    Args:
+        size: a whole number, or a fraction of all.
+        n: how many there are; None if nobody knows yet.
+        what: what they are.
 
     Example:
+        >>> check_size(0.05, 200, "examples")
+        10
         >>> check_size(5, 3, "examples")
         Traceback (most recent call last):
         ...
         ValueError: size must be between 1 and the 3 examples, got 5: pass a smaller size or more data
     """
     number = _whole(size)
-    if number is None or not 1 <= number <= n:
+    if number is None and isinstance(size, Real) and not isinstance(size, bool) and 0 < float(size) <= 1:
+        if n is None:
+            raise ValueError(f"size must be a whole number where nobody knows how many {what} will come, got {size!r}")
+        return max(1, round(float(size) * n))
+    if number is None or number < 1 or (n is not None and number > n):
+        if n is None:
+            raise ValueError(f"size must be a whole number of at least 1, got {size!r}")
         raise ValueError(f"size must be between 1 and the {n} {what}, got {size!r}: pass a smaller size or more data")
     return number
 

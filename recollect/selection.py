@@ -26,8 +26,10 @@ from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, Pr
 from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.embedding.listening import gradients_of
 from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss
+from recollect.onepass import one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
+from recollect.sources import Stream, examples_of
 
 PAPER: dict[str, Any] = {
     "inits": 10,
@@ -49,9 +51,10 @@ SHORTLIST = 10.0
 def select(
     make_model: MakeModel,
     inputs: Any,
-    targets: Any,
-    size: int,
+    targets: Any = None,
+    size: float | None = None,
     *,
+    target: str | None = None,
     loss: str | LossFunction = "cross_entropy",
     inits: int = 10,
     dim: int = 1000,
@@ -78,13 +81,17 @@ def select(
 ) -> Coreset:
     """Choose the few weighted examples whose loss gradients add up to those of all.
 
+    A dataset, a loader or any iterable of batches is looked at once and never held whole, unless `shortlist` is None;
+    the choice is that of the same examples in tensors.
     `PAPER` holds the paper's settings as keyword arguments.
 
     Args:
         make_model: returns a freshly initialised model at each call.
-        inputs: a tensor, or a dict or tuple of tensors, one row per example.
-        targets: one row per example.
-        size: how many examples to keep.
+        inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without `targets`, a
+            torch dataset, a loader that does not shuffle, or an iterable of batches (inputs, targets).
+        targets: one row per example, unless the inputs have them.
+        size: how many examples to keep; below one, which part of them.
+        target: the name of the targets, where they are an entry of each dict or a column of the table.
         loss: a name or a function of outputs and targets that returns one loss per example.
         inits: S, the number of initialisations at which gradients are matched.
         dim: d, numbers per initialisation that a gradient is projected to.
@@ -118,13 +125,17 @@ def select(
         >>> len(coreset), coreset.error < 0.2
         (6, True)
     """
-    inputs, targets = check_examples(inputs, targets)
-    size = check_size(size, len(targets), "examples")
-    class_weight, min_per_class = check_classes(class_weight, min_per_class)
-    labels = class_labels(targets, COUNTED) if class_weight is not None or min_per_class else None
-    seen = None if labels is None else Tally.of(labels)
-    if seen is not None and (needed := int(seen.counts.clamp(max=min_per_class).sum())) > size:
-        raise ValueError(f"size must be at least the {needed} places that min_per_class asks for, got {size}")
+    source = examples_of(inputs, targets, target)
+    classes = class_weight, min_per_class = check_classes(class_weight, min_per_class)
+    if isinstance(source, Stream):
+        if not source.in_order:
+            raise ValueError(
+                "a loader to select from must not shuffle, as rows are counted in its order: pass its dataset"
+            )
+        if shortlist is None or classes != (None, 0):
+            everything = source.whole()
+            source = everything.inputs, everything.targets
+    size = check_size(size, source.length if isinstance(source, Stream) else len(source[1]), "examples")
     embedding = GradientEmbedding(
         make_model,
         loss=loss,
@@ -139,10 +150,27 @@ def select(
         device=device,
         seed=seed,
     )
-    classes = (class_weight, min_per_class)
-    ids = torch.arange(len(targets))
-    rows = shortlisted(ids, size, shortlist, seed, labels=labels, seen=seen, classes=classes)
-    target, candidates = gather(embedding, inputs, targets, rows, labels=labels, progress=progress)
+    labels = seen = None
+    rows: Tensor | None
+    if isinstance(source, Stream):
+        limit = shortlist_length(size, shortlist)
+        options: dict[str, Any] = {"seed": embedding.seed, "length": source.length, "progress": progress}
+        arrivals = one_pass(embedding, source.batches(), limit, **options)
+        check_size(size, arrivals.count, "examples")
+        count, before, rows = arrivals.count, arrivals.classes, arrivals.candidates.ids.cpu()
+        sum_of_all, candidates = arrivals.gathered(embedding, progress=progress)
+        some = arrivals.candidates.targets
+    else:
+        inputs, before = source
+        count = len(before)
+        if classes != (None, 0):
+            labels = class_labels(before, COUNTED)
+            seen = Tally.of(labels)
+            if (needed := int(seen.counts.clamp(max=min_per_class).sum())) > size:
+                raise ValueError(f"size must be at least the {needed} places that min_per_class asks for, got {size}")
+        rows = shortlisted(torch.arange(count), size, shortlist, seed, labels=labels, seen=seen, classes=classes)
+        sum_of_all, candidates = gather(embedding, inputs, before, rows, labels=labels, progress=progress)
+        some = before if rows is None else before[rows.to(before.device)]
     pursuit: dict[str, Any] = {
         "rule": rule,
         "regularization": regularization,
@@ -155,15 +183,13 @@ def select(
         "progress": progress,
     }
     if labels is None or seen is None:
-        coreset = pursue(candidates, size, target=target, count=len(targets), **pursuit)
+        coreset = pursue(candidates, size, target=sum_of_all, count=count, **pursuit)
     else:
         labels = labels if rows is None else labels[rows]
-        coreset = pursue_classes(candidates, labels, size, seen, target, classes, **pursuit)
-    if rows is not None:
-        coreset = replace(coreset, indices=rows[coreset.indices.cpu()])
+        coreset = pursue_classes(candidates, labels, size, seen, sum_of_all, classes, **pursuit)
     if seen is not None or get_loss(loss) is cross_entropy:
-        warn_of_lost_classes(targets, targets[coreset.indices.to(targets.device)])
-    return coreset
+        warn_of_lost_classes(before, some[coreset.indices.to(some.device)])
+    return coreset if rows is None else replace(coreset, indices=rows[coreset.indices.cpu()])
 
 
 def shortlisted(
@@ -185,12 +211,7 @@ def shortlisted(
         >>> shortlisted(torch.arange(100), 2, 3.0, seed=0).shape
         torch.Size([6])
     """
-    if shortlist is None:
-        return None
-    if not (math.isfinite(check_number("shortlist", shortlist)) and shortlist >= 1):
-        raise ValueError(f"shortlist must be a number of at least 1, or None for all, got {shortlist!r}")
-    count = math.ceil(shortlist * size)
-    if count >= len(ids):
+    if shortlist is None or (count := shortlist_length(size, shortlist)) >= len(ids):
         return None
     keys = uniform_keys(seed, ids, "shortlist")
     if labels is None or seen is None:
@@ -205,6 +226,13 @@ def shortlisted(
         some = min(math.ceil(shortlist * min_per_class), len(mine))
         candidates[mine[keys[mine].topk(some, largest=False).indices]] = True
     return candidates.nonzero()[:, 0]
+
+
+def shortlist_length(size: int, shortlist: float | None) -> int:
+    """How many candidates there are for `size` places, where not all are."""
+    if shortlist is None or not (math.isfinite(check_number("shortlist", shortlist)) and shortlist >= 1):
+        raise ValueError(f"shortlist must be a number of at least 1, or None for all, got {shortlist!r}")
+    return math.ceil(shortlist * size)
 
 
 def gather(

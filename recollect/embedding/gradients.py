@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Inputs, check_device, check_examples, map_inputs
+from recollect.batch import Inputs, check_device, check_examples, map_inputs, named_tensors
 from recollect.checks import check_count, check_number, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.draws import Draw
@@ -42,6 +42,8 @@ from recollect.randomness import derive_seed, generator
 
 ProjectionName: TypeAlias = Literal["sparse", "kronecker"]
 
+_BLOCK_ROWS = 4096
+_BLOCK_BYTES = 2**27
 _KEEP_BYTES = 2**29  # draws are kept between calls while they fit in this, and redrawn otherwise
 
 
@@ -193,29 +195,55 @@ class GradientEmbedding:
                 return found
         return InMemory(self.embed(inputs, targets, prepared=prepared, progress=progress))
 
-    def total(self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False) -> Tensor:
+    def total(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        prepared: Prepared | None = None,
+        onto: Tensor | None = None,
+        progress: bool = False,
+    ) -> Tensor:
         """The sum of the embeddings in float64, (inits * dim,), for the price of plain passes: no row is ever formed.
 
-        Arguments are those of `embed`.
+        Args:
+            inputs: a tensor, or a dict or tuple of tensors, one row per example.
+            targets: one row per example.
+            prepared: by what `prepare` returned; by default what the first examples that were embedded decided.
+            onto: the total of earlier examples, to go on from: bit for bit the total of all, if there were a multiple
+                of `block_rows` before.
+            progress: show a progress bar in a terminal.
         """
         inputs, targets = check_examples(inputs, targets)
         with plain_attention():
             known = prepared or self.prepared or self.prepare(inputs, targets)
             width = self._width(known.plan)
             out = torch.zeros(self.inits, width, dtype=torch.float64, device=self.device)
+            if onto is not None:
+                out += onto.to(self.device).view_as(out)
+            block = self.block_rows(inputs)
             sums: dict[int, dict[str, Tensor]] = {}
             for rows, draws, passing in self._passes(known, True, len(targets), progress):
                 part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
                 mine = sums.setdefault(draws.start, {})
                 for name, gradient in passing.summed(part, targets[rows].to(self.device)).items():
                     mine[name] = mine[name].add_(gradient) if name in mine else gradient.double()
-                if rows.stop == len(targets):
+                if rows.stop == len(targets) or rows.stop % block == 0:
                     passing.add_sums(out[draws], sums.pop(draws.start), self._scale)
         if not torch.isfinite(out).all():
             raise ValueError("gradients must be finite, got NaN or infinity: scale the inputs or check the loss")
         if prepared is None:
             self.prepared = known
         return out.flatten()
+
+    def block_rows(self, inputs: Inputs) -> int:
+        """How many examples like these are summed up before their sum is projected: a multiple of `batch_size`.
+
+        Whoever sees a stream in blocks of so many computes what is computed of all at once.
+        """
+        size = sum(value[:1].nbytes for value in named_tensors(inputs).values())
+        rows = min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, size))
+        return math.ceil(max(CALIBRATION_ROWS, rows) / self.batch_size) * self.batch_size
 
     def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
         """Both factors of a linear layer's gradients; None if there is more to them."""

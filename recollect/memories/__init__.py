@@ -15,6 +15,7 @@ from recollect.memories.gss import GSS
 from recollect.memories.herding import Herding
 from recollect.memories.local_gradient_matching import LocalGradientMatching
 from recollect.memories.memory import Choice, Examples, Loader, Memory, Sample, name_of, plain_options
+from recollect.memories.rehearsal import rehearsal_loader
 from recollect.memories.reservoir import Reservoir
 from recollect.memories.sliding_window import SlidingWindow
 from recollect.memories.storage import read_folder
@@ -122,4 +123,5 @@ __all__ = [
     "SlidingWindow",
     "load_memory",
     "plain_options",
+    "rehearsal_loader",
 ]

@@ -21,8 +21,10 @@ from recollect.dictionary import Dictionary, InMemory, Joined, taken
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName
 from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
-from recollect.selection import SHORTLIST, gather, shortlisted
+from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted
+from recollect.sources import Stream, examples_of
 
 
 class GradientMatching(Memory):
@@ -166,29 +168,69 @@ class GradientMatching(Memory):
         return float(self._state["error"])
 
     def update(
-        self, inputs: Any, targets: Any, *, model: nn.Module | None = None, candidates: Dictionary | None = None
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        target: str | None = None,
+        model: nn.Module | None = None,
+        candidates: Dictionary | None = None,
     ) -> None:
         """Take in examples and decide anew what stays. On any error the memory is as before.
 
+        A dataset, a loader or an iterable of batches is one update, as if all of it arrived at once; with a shortlist,
+        it is looked at once and never held whole.
+
         Args:
-            inputs: a tensor, or a dict or tuple of tensors, one row per example.
-            targets: one row per example.
+            inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without
+                `targets`, a torch dataset, a loader, or an iterable of batches (inputs, targets).
+            targets: one row per example, unless the inputs have them.
+            target: the name of the targets, where they are an entry of each dict or a column of the table.
             model: not looked at.
             candidates: the embeddings of these examples, as the memory's `embedding.dictionary` gave them.
         """
-        held, arrived = self._arriving(inputs, targets)
-        self._commit(held, arrived, self.revise(held, arrived, candidates))
+        source = examples_of(inputs, targets, target)
+        in_passing = candidates is None and self._shortlist is not None and self._classes == (None, 0)
+        if isinstance(source, Stream) and in_passing:
+            arrivals = self._pass_over(source)
+            held, arrived = self._beside_held(arrivals.candidates)
+            self._commit(held, arrived, self.revise(held, arrived, arrivals=arrivals), arrivals.count)
+        else:
+            held, arrived = self._beside_held(self._arriving(source))
+            self._commit(held, arrived, self.revise(held, arrived, candidates))
+
+    def _pass_over(self, stream: Stream) -> Arrivals:
+        """Look at each example once, on the way in."""
+        embedding, prepared = self._known()
+        return one_pass(
+            embedding,
+            stream.batches(self.seen, like=self._batch),
+            shortlist_length(self.capacity, self._shortlist),
+            seed=self.seed,
+            length=stream.length,
+            prepared=prepared,
+            progress=self.progress,
+        )
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         return self.revise(held, arrived)
 
-    def revise(self, held: Batch, arrived: Batch, candidates: Dictionary | None = None) -> Choice:
-        """Decide what stays of what is held and what arrived; the latter is embedded unless candidates are given."""
-        embedding, prepared = self._ready(arrived, candidates is not None)
+    def revise(
+        self, held: Batch, arrived: Batch, candidates: Dictionary | None = None, *, arrivals: Arrivals | None = None
+    ) -> Choice:
+        """Decide what stays of what is held and what arrived.
+
+        What arrived is embedded unless candidates are given; it may be some of those that passed, the `arrivals`.
+        """
+        embedding, prepared = self._ready(arrived, candidates is not None, arrivals)
         labels, seen = self._count(arrived)
         by_class: dict[str, Any] = {"labels": labels, "seen": seen, "classes": self._classes}
-        rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, **by_class)
-        if candidates is None:
+        rows = None
+        if arrivals is None:
+            rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, **by_class)
+        if arrivals is not None:
+            target, candidates = arrivals.gathered(embedding, progress=self.progress)
+        elif candidates is None:
             options: dict[str, Any] = {"labels": labels, "prepared": prepared, "progress": self.progress}
             target, candidates = gather(embedding, arrived.inputs, arrived.targets, rows, **options)
         elif len(candidates) != len(arrived):
@@ -207,10 +249,12 @@ class GradientMatching(Memory):
             candidates = Joined(InMemory(kept["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
             places = torch.cat([torch.arange(len(held)), len(held) + places])
         targets = torch.cat([held.targets, arrived.targets]).cpu()
-        coreset = self._pursue(candidates, targets[places], target, len(arrived), seen)
+        count = arrivals.count if arrivals else len(arrived)
+        coreset = self._pursue(candidates, targets[places], target, count, seen)
         chosen, order = coreset.indices.cpu().sort()
         if seen is not None or get_loss(embedding.loss) is cross_entropy:
-            warn_of_lost_classes(targets, targets[places[chosen]])
+            everybody = torch.cat([held.targets, arrivals.classes]).cpu() if arrivals else targets
+            warn_of_lost_classes(everybody, targets[places[chosen]])
         self._prepared = prepared
         state = {"target": target, "embeddings": candidates.rows(chosen)}
         state["error"] = torch.tensor(coreset.error, dtype=torch.float64)
@@ -245,16 +289,22 @@ class GradientMatching(Memory):
             return None
         return Tally(self._state["classes"].cpu(), self._state["counts"].cpu())
 
-    def _ready(self, arrived: Batch, embedded: bool) -> tuple[GradientEmbedding, Prepared]:
+    def _ready(self, arrived: Batch, embedded: bool, arrivals: Arrivals | None) -> tuple[GradientEmbedding, Prepared]:
         """The embedding and what was decided on the first examples of the stream, which may be these."""
+        embedding, prepared = self._known()
+        if prepared is None and embedded:
+            raise ValueError("candidates must be made by the memory's own embedding, which has made none so far")
+        if arrivals is not None:
+            return embedding, arrivals.prepared
+        return embedding, prepared or embedding.prepare(arrived.inputs, arrived.targets)
+
+    def _known(self) -> tuple[GradientEmbedding, Prepared | None]:
+        """The embedding, and what has been decided so far."""
         if self.embedding is None:
             raise ValueError("updating needs make_model, got None: pass it to load_memory")
         if self.seen:
             return self.embedding, self._prepared or self.embedding.restore(self._state)
-        if embedded and self.embedding.prepared is None:
-            raise ValueError("candidates must be made by the memory's own embedding, which has made none so far")
-        prepared = self.embedding.prepared or self.embedding.prepare(arrived.inputs, arrived.targets)
-        return self.embedding, prepared
+        return self.embedding, self.embedding.prepared
 
     def options(self) -> dict[str, Any]:
         weight, least = self._classes

@@ -1,5 +1,6 @@
 """What all memories share: bounded, weighted, in stream order, and never half-updated."""
 
+import copy
 import inspect
 import json
 import math
@@ -18,6 +19,9 @@ from recollect.batch import Batch, Inputs, check_device, check_same_form, descri
 from recollect.checks import check_count, check_seed
 from recollect.memories.storage import write_folder
 from recollect.randomness import generator
+from recollect.sources import Stream, examples_of, recut
+
+_BLOCK_ROWS = 4096  # of a stream that are held at once
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,9 @@ class Memory(ABC):
     needs_model: ClassVar[bool] = False
     """Whether `update` must be given the learner's model."""
 
+    cuts_freely: ClassVar[bool] = False
+    """Whether the choice does not depend on how the stream is cut: then a loader's batches are never held at once."""
+
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         self.capacity = check_count("capacity", capacity)
         self.seed = check_seed(seed)
@@ -95,34 +102,58 @@ class Memory(ABC):
             facts.append(f"error {float(self._state['error']):.3g}")
         return f"{type(self).__name__}({', '.join(facts)})"
 
-    def update(self, inputs: Any, targets: Any, *, model: nn.Module | None = None) -> None:
+    def update(
+        self, inputs: Any, targets: Any = None, *, target: str | None = None, model: nn.Module | None = None
+    ) -> None:
         """Take in examples and decide anew what stays. On any error the memory is as before.
 
+        A dataset, a loader or an iterable of batches is one update, as if all of it arrived at once. Memories whose
+        choice needs that hold all of it meanwhile; gradient matching with a shortlist, a reservoir and a sliding
+        window look at each batch once, and hold no more than a part.
+
         Args:
-            inputs: a tensor, or a dict or tuple of tensors, one row per example.
-            targets: one row per example.
+            inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without
+                `targets`, a torch dataset, a loader, or an iterable of batches (inputs, targets).
+            targets: one row per example, unless the inputs have them.
+            target: the name of the targets, where they are an entry of each dict or a column of the table.
             model: the learner's current model, for memories that look at it.
         """
         if not isinstance(model, nn.Module | None):
             raise ValueError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
-        held, arrived = self._arriving(inputs, targets)
+        source = examples_of(inputs, targets, target)
+        if isinstance(source, Stream) and self.cuts_freely:
+            passing = copy.copy(self)  # nothing of this memory changes before the stream has ended
+            for block in recut(source.batches(self.seen, like=self._batch), _BLOCK_ROWS):
+                passing._take(block, model)
+            self._batch, self._state, self.seen = passing._batch, passing._state, passing.seen
+        else:
+            self._take(self._arriving(source), model)
+
+    def _arriving(self, source: tuple[Inputs, Tensor] | Stream) -> Batch:
+        """What arrives, whole."""
+        if isinstance(source, Stream):
+            return source.whole(self.seen)
+        return Batch.arriving(*source, first_id=self.seen)
+
+    def _take(self, arrived: Batch, model: nn.Module | None) -> None:
+        held, arrived = self._beside_held(arrived)
         self._commit(held, arrived, self.choose(held, arrived, model))
 
-    def _arriving(self, inputs: Any, targets: Any) -> tuple[Batch, Batch]:
+    def _beside_held(self, arrived: Batch) -> tuple[Batch, Batch]:
         """What is held, and what arrives once it is known to be of the same form."""
-        arrived = Batch.arriving(inputs, targets, first_id=self.seen).to(self.device)
+        arrived = arrived.to(self.device)
         held = arrived.take(torch.arange(0)) if self._batch is None else self._batch
         check_same_form(held, arrived)
         return held, arrived
 
-    def _commit(self, held: Batch, arrived: Batch, choice: Choice) -> None:
-        """Keep what was chosen, if it is a choice that can be kept."""
+    def _commit(self, held: Batch, arrived: Batch, choice: Choice, count: int | None = None) -> None:
+        """Keep what was chosen, if it is a choice that can be kept; `arrived` may be some of `count` examples."""
         _check_choice(choice, len(held) + len(arrived), self.capacity)
         kept = _kept(held, arrived, choice)
         state = {name: value.detach().to(self.device) for name, value in choice.state.items()}
         # From here on nothing can fail.
         self._batch, self._state = kept, state
-        self.seen += len(arrived)
+        self.seen += len(arrived) if count is None else count
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Sample:
         """`n` different examples, each equally likely, with their weights; all of them if there are fewer.

@@ -28,6 +28,8 @@ class Reservoir(Memory):
         (3, tensor(100.))
     """
 
+    cuts_freely = True
+
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         keys = uniform_keys(self.seed, arrived.ids)
         if "keys" in self._state:

@@ -21,6 +21,8 @@ class SlidingWindow(Memory):
         tensor([7, 8, 9])
     """
 
+    cuts_freely = True
+
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         total = len(held) + len(arrived)
         indices = torch.arange(max(0, total - self.capacity), total)

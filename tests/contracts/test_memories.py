@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import recollect as rc
 from recollect.memories import MEMORIES, Choice, plain_options
@@ -130,6 +130,34 @@ def test_everything_is_kept_with_weight_one_while_there_is_room(make: Callable[.
     fill(memory, [5, 7])
     assert memory.batch.ids.tolist() == list(range(12))
     assert memory.batch.weights.tolist() == [1.0] * 12
+
+
+@pytest.mark.parametrize("batch_size", [7, 64])
+def test_a_loader_is_one_update_as_if_all_of_it_arrived_at_once(
+    make: Callable[..., rc.Memory], batch_size: int
+) -> None:
+    at_once, streamed = make(), make()
+    for seed in (1, 2):
+        inputs, targets = examples(400, seed)
+        at_once.update(inputs, targets, model=the_model())
+        streamed.update(
+            DataLoader(TensorDataset(inputs, targets), batch_size, generator=torch.Generator()), model=the_model()
+        )
+    assert same(at_once, streamed)
+
+
+def test_a_loader_that_fails_on_the_way_leaves_the_memory_as_it_was(make: Callable[..., rc.Memory]) -> None:
+    memory, untouched = make(), make()
+    for one in (memory, untouched):
+        fill(one, [40])
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        yield from (examples(5000, seed) for seed in (1, 2))
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        memory.update(batches(), model=the_model())
+    assert same(memory, untouched)
 
 
 def test_weights_add_up_to_about_what_was_seen(make: Callable[..., rc.Memory]) -> None:

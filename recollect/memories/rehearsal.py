@@ -1,0 +1,108 @@
+"""New and remembered examples in one loader, for training loops of one's own."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
+
+from recollect.batch import Batch, check_same_form, map_inputs, named_tensors
+from recollect.checks import check_count, check_seed
+from recollect.memories.memory import Examples, Memory, Sample
+from recollect.randomness import generator
+from recollect.sources import Stream, collated, examples_of, unpacked
+
+
+def rehearsal_loader(
+    dataset: Any,
+    memory: Memory,
+    batch_size: int,
+    *,
+    target: str | None = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    **options: Any,
+) -> "DataLoader[Sample]":
+    """Batches of (inputs, targets, weights) from new examples, which weigh one, and those that the memory holds now.
+
+    With the loss `sum(weights * losses) / sum(weights)`, a pass estimates the loss over everything: what the memory has
+    seen, and what is new. So it is made before the memory is updated with the new examples.
+
+    Args:
+        dataset: the new examples: a map-style torch dataset, or inputs and targets as a pair.
+        memory: what is remembered; if it is empty, there are new examples alone.
+        batch_size: examples per batch, new and remembered together.
+        target: the name of the targets, where they are an entry of a dict.
+        shuffle: whether new and remembered examples come mixed, in a new order at each pass.
+        seed: of that order.
+        **options: what else `torch.utils.data.DataLoader` takes, such as `num_workers`. For a sampler of your own, as
+            under DDP, make a `DataLoader` of this one's `dataset`.
+
+    Example:
+        >>> from recollect import Reservoir
+        >>> memory = Reservoir(10)
+        >>> memory.update(torch.zeros(50, 2), torch.zeros(50))
+        >>> loader = rehearsal_loader((torch.ones(20, 2), torch.ones(20)), memory, batch_size=30)
+        >>> [(len(inputs), weights.sum()) for inputs, targets, weights in loader]
+        [(30, tensor(70.))]
+    """
+    if not isinstance(memory, Memory):
+        raise ValueError(f"memory must be a recollect memory, got {type(memory).__name__}")
+    batch_size = check_count("batch_size", batch_size)
+    held = memory.batch if len(memory) else None
+    parts: list[Dataset[Sample]] = [_new(dataset, held, target)]
+    if held is not None:
+        parts.append(Examples(held))
+    source = generator(check_seed(seed), "rehearsal", memory.seen)
+    return DataLoader(ConcatDataset(parts), batch_size, shuffle=shuffle, generator=source, **options)
+
+
+def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample]:
+    if isinstance(dataset, Dataset) and hasattr(dataset, "__len__"):
+        return Arriving(dataset, held, target)
+    source = examples_of(dataset, target=target)
+    if isinstance(source, Stream):
+        raise ValueError(
+            "new examples must be a map-style dataset or a pair (inputs, targets), to be mixed with remembered ones, "
+            f"got {type(dataset).__name__}"
+        )
+    arrived = Batch.arriving(*source)
+    if held is not None:
+        check_same_form(held, arrived)
+    return Examples(arrived)
+
+
+class Arriving(Dataset[Sample]):
+    """Somebody's dataset, with weights of one, and in the form that remembered examples have.
+
+    Args:
+        dataset: gives (input, target) or a dict.
+        like: examples of the form that is wanted, if there are any.
+        target: the name of the target in a dict.
+    """
+
+    def __init__(self, dataset: "Dataset[Any]", like: Batch | None, target: str | None) -> None:
+        self._dataset, self._target = dataset, target
+        self._like = None if like is None else like.take(torch.arange(0))
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Sample:
+        arrived = Batch.arriving(*unpacked(collated([self._dataset[index]]), self._target))
+        if self._like is not None:
+            arrived = _fitted(arrived, self._like)
+            check_same_form(self._like, arrived)
+        inputs = map_inputs(lambda t: t[0], arrived.inputs)
+        return Sample(inputs, arrived.targets[0], arrived.weights[0])
+
+
+def _fitted(arrived: Batch, like: Batch) -> Batch:
+    """In the types of what is held, where nothing is lost: Python's numbers are of types of their own."""
+    wanted = iter(named_tensors(like.inputs).values())
+
+    def fit(value: Tensor, other: Tensor | None) -> Tensor:
+        return value.to(other.dtype) if other is not None and torch.can_cast(value.dtype, other.dtype) else value
+
+    inputs = map_inputs(lambda t: fit(t, next(wanted, None)), arrived.inputs)
+    return Batch(inputs, fit(arrived.targets, like.targets), arrived.weights, arrived.ids)

@@ -1,0 +1,99 @@
+"""One look at examples that come batch by batch: what their gradients add up to, and the few that are candidates."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from recollect.batch import Batch
+from recollect.dictionary import Dictionary
+from recollect.embedding import GradientEmbedding, Prepared
+from recollect.progress import progress_bar
+from recollect.randomness import uniform_keys
+from recollect.sources import recut
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """What is left of examples once they have passed.
+
+    Attributes:
+        candidates: some of them, in the order in which they came.
+        total: the sum of the embeddings of all; None if all are candidates.
+        count: how many there were.
+        prepared: what embeddings depend on.
+        classes: the targets that there were, each once, if they are whole numbers; otherwise none.
+    """
+
+    candidates: Batch
+    total: Tensor | None
+    count: int
+    prepared: Prepared
+    classes: Tensor
+
+    def gathered(self, embedding: GradientEmbedding, *, progress: bool = False) -> tuple[Tensor, Dictionary]:
+        """The sum of the embeddings of all examples, and those of the candidates."""
+        some = self.candidates
+        found = embedding.dictionary(some.inputs, some.targets, prepared=self.prepared, progress=progress)
+        return found.sum() if self.total is None else self.total, found
+
+
+def one_pass(
+    embedding: GradientEmbedding,
+    batches: Iterable[Batch],
+    limit: int,
+    *,
+    seed: int,
+    length: int | None = None,
+    prepared: Prepared | None = None,
+    progress: bool = False,
+) -> Arrivals:
+    """Look at each example once, and keep those `limit` whose ids have the smallest keys.
+
+    These are the ones that `shortlisted` draws of all ids, and the sum is that of `embedding.total` of all examples,
+    bit for bit: it is taken in the same blocks. Beside the candidates, one block is held at a time.
+
+    Args:
+        embedding: how examples become vectors.
+        batches: the examples, with their ids.
+        limit: how many candidates there are at most.
+        seed: of the keys.
+        length: how many examples there will be, if that is known, for the progress bar.
+        prepared: what was decided on earlier examples; on these if None.
+        progress: show a progress bar in a terminal.
+    """
+    first, batches = _peek(batches)
+    total: Tensor | None = None
+    some: Batch | None = None
+    count, classes = 0, _classes(first.targets)
+    with progress_bar("looking at examples", length or 1, show=progress and length is not None) as bar:
+        for block in recut(batches, embedding.block_rows(first.inputs)):
+            if prepared is None:
+                prepared = embedding.prepare(block.inputs, block.targets)
+            count += len(block)
+            classes = torch.cat([classes, _classes(block.targets)]).unique()
+            some = block if some is None else Batch.joined([some, block])
+            if count > limit:
+                new = some if total is None else block  # until now all were candidates, and may have been all there are
+                total = embedding.total(new.inputs, new.targets, prepared=prepared, onto=total)
+                some = some.take(
+                    uniform_keys(seed, some.ids.cpu(), "shortlist").topk(limit, largest=False).indices.sort().values
+                )
+            bar.advance(len(block))
+    assert some is not None and prepared is not None
+    return Arrivals(some, total, count, prepared, classes)
+
+
+def _classes(targets: Tensor) -> Tensor:
+    found: Tensor = (
+        targets if targets.ndim == 1 and not targets.is_floating_point() else targets.new_empty(0)
+    ).unique()
+    return found
+
+
+def _peek(batches: Iterable[Batch]) -> tuple[Batch, Iterator[Batch]]:
+    rest = iter(batches)
+    first = next(rest)
+    return first, chain([first], rest)

@@ -1,0 +1,146 @@
+"""New and remembered examples together, in the loaders and samplers of torch."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import recollect as rc
+
+OLD = torch.randn(90, 3, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
+NEW = torch.randn(20, 3, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
+
+
+class Plain(Dataset[Any]):
+    """Arrays and Python's numbers, as people have them."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return NEW[0][index].double().numpy(), int(NEW[1][index])
+
+
+class Named(Plain):
+    def __getitem__(self, index: int) -> Any:
+        x, y = super().__getitem__(index)
+        return {"x": x, "label": y}
+
+
+def remembered(capacity: int = 9) -> rc.Memory:
+    memory = rc.Reservoir(capacity)
+    memory.update(*OLD)
+    return memory
+
+
+def per_example(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(inputs), targets, reduction="none").detach()
+
+
+@pytest.mark.parametrize("new", [Plain(), NEW, TensorDataset(*NEW)], ids=["dataset", "pair", "tensors"])
+def test_a_pass_adds_up_to_the_loss_over_everything_that_the_memory_stands_for(new: Any) -> None:
+    with torch.random.fork_rng():
+        model = nn.Linear(3, 3)
+    memory = remembered()
+    loader = rc.rehearsal_loader(new, memory, batch_size=8)
+    total = weight = 0.0
+    for inputs, targets, weights in loader:
+        total += float((weights * per_example(model, inputs, targets)).sum())
+        weight += float(weights.sum())
+    held: Any = memory.batch
+    by_hand = per_example(model, *NEW).sum() + (held.weights * per_example(model, held.inputs, held.targets)).sum()
+    assert total == pytest.approx(float(by_hand), rel=1e-5)
+    assert weight == pytest.approx(20 + 90)
+
+
+def test_each_pass_has_another_order_and_the_same_seed_the_same_ones() -> None:
+    first, second, other = (rc.rehearsal_loader(NEW, remembered(), 29, seed=seed) for seed in (0, 0, 1))
+    orders = [[next(iter(loader))[0] for _ in range(2)] for loader in (first, second, other)]
+    assert torch.equal(orders[0][0], orders[1][0])
+    assert torch.equal(orders[0][1], orders[1][1])
+    assert not torch.equal(orders[0][0], orders[0][1])
+    assert not torch.equal(orders[0][0], orders[2][0])
+    plain = next(iter(rc.rehearsal_loader(NEW, remembered(), 29, shuffle=False)))
+    assert torch.equal(plain[0][:20], NEW[0])
+
+
+def test_what_is_mixed_in_is_what_the_memory_held_when_the_loader_was_made() -> None:
+    memory = remembered()
+    held = memory.batch.inputs
+    loader = rc.rehearsal_loader(NEW, memory, 29, shuffle=False)
+    memory.update(*NEW)
+    memory.update(*NEW)
+    assert torch.equal(next(iter(loader))[0][20:], held)
+
+
+def test_without_memories_there_are_new_examples_alone() -> None:
+    inputs, targets, weights = next(iter(rc.rehearsal_loader(Plain(), rc.Reservoir(3), 20, shuffle=False)))
+    assert torch.equal(inputs, NEW[0].double())
+    assert torch.equal(targets, NEW[1])
+    assert weights.tolist() == [1.0] * 20
+
+
+def test_dicts_are_mixed_by_the_name_of_their_target() -> None:
+    memory = rc.Reservoir(5)
+    memory.update({"x": OLD[0], "label": OLD[1]}, target="label")
+    inputs, targets, weights = next(iter(rc.rehearsal_loader(Named(), memory, 25, target="label", shuffle=False)))
+    assert torch.equal(inputs["x"], torch.cat([NEW[0], memory.batch.inputs["x"]]))
+    assert torch.equal(targets, torch.cat([NEW[1], memory.batch.targets]))
+    assert weights.tolist() == [1.0] * 20 + [18.0] * 5
+
+
+def test_new_examples_of_another_form_are_refused_in_one_sentence() -> None:
+    wide = torch.zeros(20, 4), NEW[1]
+    with pytest.raises(ValueError, match=r"^inputs must keep the shape \(3,\) of earlier examples, got \(4,\)$"):
+        rc.rehearsal_loader(wide, remembered(), 5)
+    with pytest.raises(ValueError, match=r"^inputs must keep the shape \(3,\) of earlier examples, got \(4,\)$"):
+        next(iter(rc.rehearsal_loader(ConcatDataset([TensorDataset(*wide)]), remembered(), 5)))
+    with pytest.raises(ValueError, match=r"^targets must keep the type torch.int64 of earlier examples"):
+        next(iter(rc.rehearsal_loader(ConcatDataset([TensorDataset(NEW[0], NEW[0][:, 0])]), remembered(), 5)))
+    with pytest.raises(ValueError, match="new examples must be a map-style dataset or a pair"):
+        rc.rehearsal_loader(iter([NEW]), remembered(), 5)
+    with pytest.raises(ValueError, match="memory must be a recollect memory, got list"):
+        rc.rehearsal_loader(NEW, [], 5)
+
+
+def test_workers_give_what_the_process_itself_does() -> None:
+    alone = list(rc.rehearsal_loader(Plain(), remembered(), 10))
+    helped = list(rc.rehearsal_loader(Plain(), remembered(), 10, num_workers=2))
+    for mine, theirs in zip(alone, helped, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+def test_the_dataset_of_a_memory_works_with_workers_samplers_and_ranks() -> None:
+    memory = remembered(10)
+    held: Any = memory.batch
+    source = torch.Generator()
+    worked = list(DataLoader(memory.dataset, 4, num_workers=2, generator=source))
+    assert torch.equal(torch.cat([part.inputs for part in worked]), held.inputs)
+    ranks: list[Any] = [
+        DistributedSampler(memory.dataset, num_replicas=2, rank=rank, shuffle=False) for rank in range(2)
+    ]
+    shares = [list(DataLoader(memory.dataset, 3, sampler=sampler, generator=source)) for sampler in ranks]
+    both = torch.cat([part.inputs for share in shares for part in share])
+    assert torch.equal(both, torch.cat([held.inputs[0::2], held.inputs[1::2]]))
+    drawn = WeightedRandomSampler(held.weights, 6, generator=torch.Generator().manual_seed(0))
+    inputs, _, weights = next(iter(DataLoader(memory.dataset, 6, sampler=drawn, generator=source)))
+    assert inputs.shape == (6, 3) and weights.tolist() == [9.0] * 6
+    under_ddp = rc.rehearsal_loader(NEW, memory, 5).dataset
+    share: Any = DistributedSampler(under_ddp, num_replicas=3, rank=2)
+    assert sum(len(part[0]) for part in DataLoader(under_ddp, 4, sampler=share, generator=source)) == 10
+
+
+def test_a_memory_can_be_updated_from_the_dataset_that_is_rehearsed() -> None:
+    memory, other = remembered(), remembered()
+    memory.update(TensorDataset(*NEW))
+    other.update(NEW[0].numpy(), NEW[1].tolist())
+    assert torch.equal(memory.batch.inputs, other.batch.inputs)
