@@ -1,5 +1,7 @@
 import os
+import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -43,3 +45,16 @@ def needs_data(name: str) -> pytest.MarkDecorator:
     missing = datasets.find(name) is None
     where = os.environ.get("RECOLLECT_DATA", "unset")
     return pytest.mark.skipif(missing, reason=f"{name}.npz is not there (RECOLLECT_DATA is {where})")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("no chromium on this machine: install Debian's package to test the page in a browser")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"]
+    with playwright.sync_playwright() as running:
+        launched = running.chromium.launch(executable_path=executable, args=flags)
+        yield launched
+        launched.close()

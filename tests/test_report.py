@@ -1,8 +1,6 @@
 import html
 import json
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,19 +123,6 @@ def test_the_document_shows_tables_verdicts_and_figures(tmp_path: Path, monkeypa
             assert (tmp_path / "images" / "reproduction" / f"{name}{suffix}").stat().st_size > 1000
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    executable = shutil.which("chromium")
-    if executable is None:
-        pytest.skip("no chromium on this machine: install Debian's package to test the page in a browser")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync", "--no-first-run"]
-    with playwright.sync_playwright() as running:
-        launched = running.chromium.launch(executable_path=executable, args=flags)
-        yield launched
-        launched.close()
-
-
 @pytest.fixture
 def page_file(tmp_path: Path) -> Path:
     path = tmp_path / "page.html"
@@ -174,6 +159,13 @@ def test_the_page_works_in_a_browser(browser: Any, page_file: Path) -> None:
     assert page.locator("#charts circle").count() == everything // 2
     page.locator("#learner").select_option("er")
     assert page.locator("#charts circle").count() == everything // 2
+    page.locator("#dataset").select_option("mnist")
+    assert page.locator("#charts figure").count() == 1
+    page.locator("#what").select_option("gain")
+    assert "+5.00" in page.locator("#charts circle").first.get_attribute("aria-label")
+    page.locator("#whole").check()
+    ticks = page.locator("#charts svg text").all_inner_texts()
+    assert all(re.fullmatch(r"-?\d+(\.\d)?", text) for text in ticks)
     assert page.errors == []
 
 

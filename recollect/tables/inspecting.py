@@ -9,13 +9,17 @@ import matplotlib
 import numpy as np
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from recollect.tables.store import Store
 from recollect.terminal import cell
 
 _INK = "#1f6fb4"
-_MANY = 30  # classes or files shown in a plot at most
+_LOST = "#b3261e"
+_MANY = 24  # classes that have a bar of their own at most
+_NAMED = 8  # files whose bars have names at most
+_MOST_BARS = 60
 
 
 def inspection(store: Store) -> dict[str, Any]:
@@ -78,7 +82,9 @@ def page(found: dict[str, Any]) -> str:
     """The same as one page with plots that needs no network; whatever came from outside is escaped."""
     template = resources.files("recollect.tables").joinpath("inspect.html.j2").read_text()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(found=found, plots=_plots(found))
+    return environment.from_string(template).render(
+        found=found, plots=_plots(found), lost=[entry["name"] for entry in found["classes"] if not entry["kept"]]
+    )
 
 
 def _counts(name: str, seen: int, weights: Any) -> dict[str, Any]:
@@ -100,41 +106,121 @@ def _cells(entry: dict[str, Any]) -> list[str]:
 def _plots(found: dict[str, Any]) -> list[tuple[str, str]]:
     """Titles and pictures as data addresses."""
     plots: list[tuple[str, str]] = []
-    for title, entries in (("By class", found["classes"]), ("By file", found["files"])):
-        if entries:
-            plots.append((f"{title}: share of the rows seen, and of the weight kept", _shares(entries[:_MANY])))
-    errors = [entry["error"] for entry in found["files"] if entry["error"] is not None]
+    if found["classes"]:
+        plots.append(("By class: share of the rows seen, and of the weight kept", _by_class(found["classes"])))
+    if found["files"]:
+        plots.append(("By file, in the order of arrival: the same shares", _by_file(found["files"])))
+    errors = [(i, entry["error"]) for i, entry in enumerate(found["files"], 1) if entry["error"] is not None]
     if errors:
         figure, axes = _figure()
-        axes.plot(range(1, len(errors) + 1), errors, color=_INK, marker="o", ms=4)
+        axes.plot(*zip(*errors, strict=True), color=_INK, marker="o" if len(errors) <= _MANY else "", ms=4)
         axes.set(xlabel="files taken", ylabel="matching error")
         axes.set_ylim(bottom=0)
-        plots.append(("Matching error over time", _address(figure)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        plots.append(("Matching error after each file", _address(figure)))
     if found["weights"]:
         figure, axes = _figure()
-        axes.hist(found["weights"], bins=40, color=_INK)
-        axes.set(xlabel="weight", ylabel="rows")
+        axes.hist(found["weights"], bins=min(40, max(5, len(found["weights"]) // 4)), color=_INK)
+        axes.set(xlabel="weight: how many rows a kept row stands for", ylabel="kept rows")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         plots.append(("Weights of the kept rows", _address(figure)))
     return plots
 
 
-def _shares(entries: list[dict[str, Any]]) -> str:
+def _by_class(entries: list[dict[str, Any]]) -> str:
+    """The most frequent classes, the others together; a class that has lost all its rows is marked."""
+    largest = sorted(entries, key=lambda entry: -entry["seen"])
+    shown = largest if len(largest) <= _MANY else largest[: _MANY - 1]
+    names = shortened([entry["name"] for entry in shown])
+    names = [f"{name} (none kept)" if not entry["kept"] else name for name, entry in zip(names, shown, strict=True)]
+    if len(shown) < len(largest):
+        shown = [*shown, _together(largest[len(shown) :])]
+        names.append(f"{len(largest) - len(names)} others")
+    return _shares(shown, entries, names, "class")
+
+
+def _by_file(entries: list[dict[str, Any]]) -> str:
+    """A bar for each file by its name; where they are many, by its number, several files to a bar if need be."""
+    if len(entries) <= _NAMED:
+        return _shares(entries, entries, shortened([entry["name"] for entry in entries]), "file")
+    per_bar = -(-len(entries) // _MOST_BARS)
+    starts = np.arange(0, len(entries), per_bar)
+    bars = [_together(entries[start : start + per_bar]) for start in starts]
     figure, axes = _figure()
-    places = np.arange(len(entries))
-    for i, (key, color, label) in enumerate((("seen", "#9aa5a0", "seen"), ("weight", _INK, "weight kept"))):
-        values = np.array([float(entry[key]) for entry in entries])
-        axes.bar(places + 0.4 * i - 0.2, values / max(values.sum(), 1e-12), width=0.4, color=color, label=label)
-    # A dollar sign would start a formula.
-    names = [entry["name"][:14].replace("$", "\\$").replace("\n", " ") for entry in entries]
-    axes.set_xticks(places, names, rotation=60 if len(names) > 6 else 0)
-    axes.set_ylabel("share")
+    for i, (values, color, label) in enumerate(_percent(bars, entries)):
+        axes.bar(
+            starts + (per_bar + 1) / 2 + per_bar * (0.4 * i - 0.2),
+            values,
+            width=0.4 * per_bar,
+            color=color,
+            label=label,
+        )
+    axes.set(xlabel="file" if per_bar == 1 else f"file, {per_bar} to a bar", ylabel="share [%]")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
     return _address(figure)
 
 
-def _figure() -> tuple[Figure, Any]:
+def _percent(entries: list[dict[str, Any]], everything: list[dict[str, Any]]) -> list[tuple[list[float], str, str]]:
+    """What part of all rows seen and of all weight kept each entry has, with a colour and a label."""
+    found = []
+    for key, color, label in (("seen", "#9aa5a0", "seen"), ("weight", _INK, "weight kept")):
+        total = max(sum(float(entry[key]) for entry in everything), 1e-12)
+        found.append(([100 * float(entry[key]) / total for entry in entries], color, label))
+    return found
+
+
+def _together(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: sum(entry[name] for entry in entries) for name in ("seen", "kept", "weight")}
+
+
+def shortened(names: list[str], length: int = 22) -> list[str]:
+    """Names short enough for an axis that can still be told apart: what they share is left out first.
+
+    Example:
+        >>> shortened(["deliveries-of-the-north-2024-01-01.parquet", "deliveries-of-the-north-2024-01-02.parquet"])
+        ['…01', '…02']
+        >>> shortened(["a", "b"])
+        ['a', 'b']
+    """
+    if len(names) < 2 or max(map(len, names)) <= length:
+        return [name if len(name) <= length else f"{name[: length - 1]}…" for name in names]
+    start = _shared(names)
+    while start and names[0][start - 1].isalnum():  # whole words only
+        start -= 1
+    end = _shared([name[start:][::-1] for name in names])
+    cut = [name[start : len(name) - end] or name[start:] for name in names]
+    short = [f"{'…' * (start > 0)}{name}" for name in cut]
+    return [name if len(name) <= length else f"{name[: length // 2]}…{name[-(length // 2 - 1) :]}" for name in short]
+
+
+def _shared(names: list[str]) -> int:
+    """How many first letters all names have in common."""
+    return next(
+        (i for i, letters in enumerate(zip(*names, strict=False)) if len(set(letters)) > 1), min(map(len, names))
+    )
+
+
+def _shares(entries: list[dict[str, Any]], everything: list[dict[str, Any]], names: list[str], what: str) -> str:
+    """Two bars for each entry: its part of all rows seen, and of all weight kept."""
+    figure, axes = _figure(height=max(3.4, 1.0 + 0.26 * len(entries)))
+    places = np.arange(len(entries))
+    for i, (values, color, label) in enumerate(_percent(entries, everything)):
+        axes.barh(places + 0.4 * i - 0.2, values, height=0.4, color=color, label=label)
+    # A dollar sign would start a formula.
+    axes.set_yticks(places, [name.replace("$", "\\$").replace("\n", " ") for name in names])
+    for text, entry in zip(axes.get_yticklabels(), entries, strict=True):
+        text.set_color(_LOST if what == "class" and not entry["kept"] else "black")
+    axes.invert_yaxis()
+    axes.set_xlabel("share [%]")
+    axes.set_ylabel(what)
+    axes.legend(frameon=False)
+    return _address(figure)
+
+
+def _figure(height: float = 3.4) -> tuple[Figure, Any]:
     with matplotlib.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(5.6, 3.4), layout="constrained")
+        figure = Figure(figsize=(5.6, height), layout="constrained")
         return figure, figure.subplots()
 
 
