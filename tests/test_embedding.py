@@ -437,6 +437,18 @@ def test_what_make_model_returns_is_left_as_it_was(fails: bool) -> None:
     assert all(torch.equal(value, before[name]) for name, value in live.state_dict().items())
 
 
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    class Computed(nn.Linear):
+        """Keeps a weight that was computed from another, as the older weight_norm does."""
+
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.doubled = 2 * self.weight
+
+    with pytest.raises(ValueError, match=r"must return a model that copy\.deepcopy can copy, got RuntimeError \(Only"):
+        rc.GradientEmbedding(Computed).embed(NETWORKS["mlp"][1], LABELS)
+
+
 def test_draws_that_are_all_the_same_are_noticed() -> None:
     with pytest.warns(UserWarning, match="make_model should draw new weights at each call, got the same ones twice"):
         rc.GradientEmbedding(lambda: SHARED, inits=2).prepare(NETWORKS["mlp"][1], LABELS)

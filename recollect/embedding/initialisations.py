@@ -56,7 +56,7 @@ def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: 
         model = make_model()
         if not isinstance(model, nn.Module):
             raise ValueError(f"make_model must return a torch.nn.Module, got {type(model).__name__}")
-        model = copy.deepcopy(model)
+        model = _copied(model)
         with torch.no_grad():
             if callable(init):
                 init(model)
@@ -67,6 +67,17 @@ def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: 
             if scale != 1.0:
                 _scale_draws(model, scale)
     return model.eval()
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # whatever a part of the model raises that cannot be copied
+        reason = str(error).partition("\n")[0].partition(".  ")[0]
+        raise ValueError(
+            f"make_model must return a model that copy.deepcopy can copy, got {type(error).__name__} ({reason}): "
+            "use torch.nn.utils.parametrizations if it is of weight_norm"
+        ) from None
 
 
 def _scale_draws(model: nn.Module, scale: float) -> None:

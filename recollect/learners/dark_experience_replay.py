@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
+from recollect.checks import check_number
 from recollect.learners.learner import Learner, check_batch
-from recollect.learners.training import Task, check_amount, fit, paired, predict, weighted_mean
+from recollect.learners.training import Task, fit, paired, predict, weighted_mean
 from recollect.memories import Memory
 from recollect.randomness import generator
 
@@ -46,7 +47,7 @@ class DarkExperienceReplay(Learner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.alpha, self.beta = check_amount("alpha", self.alpha), check_amount("beta", self.beta)
+        self.alpha, self.beta = check_number("alpha", self.alpha), check_number("beta", self.beta)
         self._model = self._fresh_model()
         self._outputs: dict[int, Tensor] = {}
 

@@ -1,9 +1,7 @@
 """Training a model on weighted examples."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from numbers import Real
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from recollect.batch import Batch, Inputs, forward, map_inputs, named_tensors
-from recollect.checks import check_count
+from recollect.checks import check_count, check_number
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.progress import progress_bar
 
@@ -36,8 +34,8 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size"):
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
-        object.__setattr__(self, "weight_decay", check_amount("weight_decay", self.weight_decay))
-        object.__setattr__(self, "lr", check_amount("lr", self.lr))
+        object.__setattr__(self, "weight_decay", check_number("weight_decay", self.weight_decay))
+        object.__setattr__(self, "lr", check_number("lr", self.lr))
         if not self.lr:
             raise ValueError("lr must be more than 0, got 0.0")
         if not (self.optimizer is None or callable(self.optimizer)):
@@ -94,22 +92,10 @@ def fit(
         for _ in range(training.epochs):
             for item in epoch():
                 optimizer.zero_grad(set_to_none=True)
-                _in_one_sentence(loss, item).backward()
+                loss(item).backward()
                 optimizer.step()
             bar.advance()
     return model.eval()
-
-
-def _in_one_sentence(loss: Callable[[Item], Tensor], item: Item) -> Tensor:
-    try:
-        return loss(item)
-    except ValueError as error:
-        if "more than 1 value per channel" not in str(error):
-            raise
-        raise ValueError(
-            "a model with BatchNorm layers must be trained on at least two examples at a time, got one: "
-            "pass larger batches, or keep more"
-        ) from None
 
 
 def shuffled(model: nn.Module, batch: Batch, training: Training, generator: torch.Generator) -> Iterator[Batch]:
@@ -150,14 +136,3 @@ def predict(model: nn.Module, inputs: Inputs, batch_size: int = 1000) -> Tensor:
     finally:
         model.train(was_training)
     return torch.cat(parts)
-
-
-def check_amount(name: str, value: float) -> float:
-    """Refuse what is not a finite number of at least zero."""
-    try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        number = math.inf
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name} must be a number of at least 0, got {value!r}")
-    return number

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import recollect as rc
 from recollect import learners
-from recollect.embedding import draw_model
 from tests.contracts.test_memories import FACTORIES, examples, make_model
 
 sgd = partial(torch.optim.SGD, lr=0.3)  # steps that tell how large a gradient is
@@ -196,7 +195,6 @@ def test_a_memory_that_fails_changes_nothing(make: Callable[..., rc.Learner], mo
     assert torch.equal(learner.predict(inputs), untouched.predict(inputs))
 
 
-@pytest.mark.skipif("deepcopy" not in inspect.getsource(draw_model), reason="draws are not copies yet")
 def test_models_that_share_parts_with_a_live_one_leave_it_as_it_is(make: Callable[..., rc.Learner]) -> None:
     with torch.random.fork_rng():
         backbone = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
