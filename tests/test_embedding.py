@@ -89,6 +89,16 @@ def test_the_slow_way_is_said_with_the_layer_and_the_reason() -> None:
         rc.GradientEmbedding(make_model, inits=1).prepare(inputs, LABELS)
 
 
+def test_candidates_are_decided_on_once() -> None:
+    make_model, inputs = NETWORKS["bilinear"]
+    embedding = rc.GradientEmbedding(make_model, inits=1, layers=["pairs", "head"])
+    with pytest.warns(UserWarning) as said:
+        embedding.dictionary(inputs, LABELS)
+        embedding.dictionary(inputs, LABELS)
+    assert len(said) == 1
+    assert embedding.prepared is not None
+
+
 @slow_path
 @pytest.mark.parametrize("network", ["experts", "routed"])
 def test_a_layer_that_the_first_examples_do_not_reach_counts(network: str) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -162,18 +163,14 @@ class GradientEmbedding:
             progress: show a progress bar in a terminal.
         """
         inputs, targets = check_examples(inputs, targets)
-        with plain_attention():
-            known = prepared or self.prepared or self.prepare(inputs, targets)
+        with self._knowing(prepared, inputs, targets) as known:
             width = self._width(known.plan)
             dtype = torch.float32 if known.draws is None else next(known.draws[0].model.parameters()).dtype
             out = lazy_zeros(len(targets), self.inits * width, dtype=dtype, device=self.device)
-            for rows, draws, passing in self._passes(known, self._by_factors(known.plan), len(targets), progress):
-                part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-                place = out[rows, draws.start * width : draws.stop * width]
-                passing.add(place, part, targets[rows].to(self.device), self._scale)
-        _check_gradients(out)
-        if prepared is None:
-            self.prepared = known  # only now: nothing changes if anything failed
+            stacked = self._by_factors(known.plan)
+            for rows, draws, passing, examples in self._passes(known, stacked, inputs, targets, progress):
+                passing.add(out[rows, draws.start * width : draws.stop * width], *examples, self._scale)
+            _check_gradients(out)
         return out
 
     def dictionary(
@@ -184,16 +181,10 @@ class GradientEmbedding:
         Unprojected gradients of one linear layer are kept as factors: those of `layers="last"` with
         `projection=None`, or where the layer has no more than `dim` weights. Arguments are those of `embed`.
         """
-        if self.layers != "all":
-            inputs, targets = check_examples(inputs, targets)
-            with plain_attention():
-                known = prepared or self.prepared or self.prepare(inputs, targets)
-                found = self._factors(known, inputs, targets, progress)
-            if found is not None:
-                if prepared is None:
-                    self.prepared = known
-                return found
-        return InMemory(self.embed(inputs, targets, prepared=prepared, progress=progress))
+        inputs, targets = check_examples(inputs, targets)
+        with self._knowing(prepared, inputs, targets) as known:
+            found = None if self.layers == "all" else self._factors(known, inputs, targets, progress)
+            return found or InMemory(self.embed(inputs, targets, prepared=known, progress=progress))
 
     def total(
         self,
@@ -215,26 +206,30 @@ class GradientEmbedding:
             progress: show a progress bar in a terminal.
         """
         inputs, targets = check_examples(inputs, targets)
-        with plain_attention():
-            known = prepared or self.prepared or self.prepare(inputs, targets)
-            width = self._width(known.plan)
-            out = torch.zeros(self.inits, width, dtype=torch.float64, device=self.device)
+        with self._knowing(prepared, inputs, targets) as known:
+            out = torch.zeros(self.inits, self._width(known.plan), dtype=torch.float64, device=self.device)
             if onto is not None:
                 out += onto.to(self.device).view_as(out)
             block = self.block_rows(inputs)
             sums: dict[int, dict[str, Tensor]] = {}
-            for rows, draws, passing in self._passes(known, True, len(targets), progress):
-                part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
+            for rows, draws, passing, examples in self._passes(known, True, inputs, targets, progress):
                 mine = sums.setdefault(draws.start, {})
-                for name, gradient in passing.summed(part, targets[rows].to(self.device)).items():
+                for name, gradient in passing.summed(*examples).items():
                     mine[name] = mine[name].add_(gradient) if name in mine else gradient.double()
                 if rows.stop == len(targets) or rows.stop % block == 0:
                     passing.add_sums(out[draws], sums.pop(draws.start), self._scale)
-        if not torch.isfinite(out).all():
-            raise ValueError("gradients must be finite, got NaN or infinity: scale the inputs or check the loss")
+            if not torch.isfinite(out).all():
+                raise ValueError("gradients must be finite, got NaN or infinity: scale the inputs or check the loss")
+        return out.flatten()
+
+    @contextmanager
+    def _knowing(self, prepared: Prepared | None, inputs: Inputs, targets: Tensor) -> Iterator[Prepared]:
+        """What is given, known, or decided on these examples, which is kept unless something fails meanwhile."""
+        with plain_attention():
+            known = prepared or self.prepared or self.prepare(inputs, targets)
+            yield known
         if prepared is None:
             self.prepared = known
-        return out.flatten()
 
     def block_rows(self, inputs: Inputs) -> int:
         """How many examples like these are summed up before their sum is projected: a multiple of `batch_size`.
@@ -251,9 +246,8 @@ class GradientEmbedding:
         if [rule for _, rule in plan.layouts] != ["linear"] or plan.rest or plan.free or self._projects(plan):
             return None
         delta = h = torch.empty(0)
-        for rows, draws, passing in self._passes(prepared, True, n, progress):
-            part = map_inputs(lambda t, r=rows: t[r], inputs)  # type: ignore[misc]
-            uses = passing.listen(part, targets[rows].to(self.device), self._scale)
+        for rows, draws, passing, examples in self._passes(prepared, True, inputs, targets, progress):
+            uses = passing.listen(*examples, self._scale)
             count = rows.stop - rows.start
             if len(uses) != 1 or (found := uses[0].delta) is None or found.shape[-2:-1] != (count,):
                 return None  # the layer is used more than once per example
@@ -267,10 +261,15 @@ class GradientEmbedding:
         return Factored(delta, h)
 
     def _passes(
-        self, prepared: Prepared, stacked: bool, n: int, progress: bool
-    ) -> Iterator[tuple[slice, slice, Draw | StackedDraws]]:
-        """Which rows and draws are computed together, and by what; chunk by chunk of the rows if possible."""
+        self, prepared: Prepared, stacked: bool, inputs: Inputs, targets: Tensor, progress: bool
+    ) -> Iterator[tuple[slice, slice, Draw | StackedDraws, tuple[Inputs, Tensor]]]:
+        """Which rows and draws are computed together, by what, and these rows; chunk by chunk if possible."""
+        n = len(targets)
         chunks = [slice(start, min(start + self.batch_size, n)) for start in range(0, n, self.batch_size)]
+
+        def examples(rows: slice) -> tuple[Inputs, Tensor]:
+            return map_inputs(lambda t: t[rows], inputs), targets[rows].to(self.device)
+
         together: Sequence[Draw | StackedDraws] = (stacked and prepared.stacks) or prepared.draws or ()
         steps = len(chunks) * (len(together) or self.inits)
         with progress_bar("computing gradients", steps, show=progress) as bar:
@@ -278,7 +277,7 @@ class GradientEmbedding:
                 first = 0
                 for some in together:
                     count = len(some) if isinstance(some, StackedDraws) else 1
-                    yield rows, slice(first, first + count), some
+                    yield rows, slice(first, first + count), some, examples(rows)
                     first += count
                     bar.advance()
             if not together:  # the larger part of the work is to make a draw: each is made once
@@ -287,7 +286,7 @@ class GradientEmbedding:
                     if s == 0 and not _alike(_fingerprint(draw.model)[None], prepared.fingerprint):
                         raise ValueError(_OTHER_MODELS)
                     for rows in chunks:
-                        yield rows, slice(s, s + 1), draw
+                        yield rows, slice(s, s + 1), draw, examples(rows)
                         bar.advance()
 
     # What is decided once
