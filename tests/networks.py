@@ -57,7 +57,7 @@ class Convolutions(nn.Module):
         self.line = nn.Conv1d(4, 5, 4, padding="same")
         self.norm1 = nn.BatchNorm1d(5)
         self.circular = nn.Conv1d(5, 5, 3, padding=1, padding_mode="circular")
-        self.group_norm = nn.GroupNorm(1, 5)
+        self.group_norm = nn.GroupNorm(5, 5)
         self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:

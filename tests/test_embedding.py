@@ -95,7 +95,7 @@ def test_candidates_are_decided_on_once() -> None:
     with pytest.warns(UserWarning) as said:
         embedding.dictionary(inputs, LABELS)
         embedding.dictionary(inputs, LABELS)
-    assert len(said) == 1
+    assert len([one for one in said if "some gradients are computed" in str(one.message)]) == 1
     assert embedding.prepared is not None
 
 
