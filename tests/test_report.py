@@ -164,7 +164,7 @@ def test_the_page_works_in_a_browser(browser: Any, page_file: Path) -> None:
     page.locator("#what").select_option("gain")
     assert "+5.00" in page.locator("#charts circle").first.get_attribute("aria-label")
     page.locator("#whole").check()
-    ticks = page.locator("#charts svg text").all_inner_texts()
+    ticks = page.locator("#charts svg text").all_text_contents()
     assert all(re.fullmatch(r"-?\d+(\.\d)?", text) for text in ticks)
     assert page.errors == []
 
