@@ -22,10 +22,20 @@ from recollect.classes import (
     warn_of_lost_classes,
 )
 from recollect.dictionary import Dictionary
-from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, calibrate, draw_model
+from recollect.embedding import (
+    GradientEmbedding,
+    Init,
+    MakeModel,
+    Prepared,
+    ProjectionName,
+    ScaleOutputs,
+    calibrate,
+    draw_model,
+)
 from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.embedding.listening import gradients_of
-from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss
+from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
+from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss, squared_error
 from recollect.onepass import one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
@@ -63,6 +73,7 @@ def select(
     init: Init = "default",
     init_scale: float = 1.0,
     calibrate: bool = True,
+    scale_outputs: ScaleOutputs = "auto",
     batch_size: int = 128,
     device: str | torch.device = "cpu",
     shortlist: float | None = SHORTLIST,
@@ -100,6 +111,7 @@ def select(
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
         init_scale: multiplies what was drawn.
         calibrate: give fresh BatchNorm layers the statistics of the first examples.
+        scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
         shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
@@ -146,6 +158,7 @@ def select(
         init=init,
         init_scale=init_scale,
         calibrate=calibrate,
+        scale_outputs=scale_outputs,
         batch_size=batch_size,
         device=device,
         seed=seed,
@@ -272,6 +285,7 @@ def matching_error(
     coreset: Coreset | Batch,
     *,
     loss: str | LossFunction = "cross_entropy",
+    scale_outputs: ScaleOutputs = "auto",
     inits: int = 10,
     batch_size: int = 500,
     seed: int = 0,
@@ -279,13 +293,15 @@ def matching_error(
     """How far the coreset's gradient is from the gradient of all, at initialisations it has not seen.
 
     This is the objective itself (Eq. 3), without projection: the norm of the difference of the two gradient sums
-    over the norm of the full one, over `inits` draws that no selection uses, whatever its seed.
+    over the norm of the full one, over `inits` draws that no selection uses, whatever its seed. For the squared error
+    a draw is a model whose outputs are scaled to the targets of `data`, as in selecting.
 
     Args:
         make_model: returns a freshly initialised model at each call.
         data: all inputs and targets.
         coreset: row numbers of `data` with weights, or a memory's batch.
         loss: as for selecting.
+        scale_outputs: as for selecting, by all targets of `data`.
         inits: number of fresh initialisations.
         batch_size: examples per pass.
         seed: the same seed gives the same initialisations.
@@ -311,11 +327,16 @@ def matching_error(
         chosen = Batch(chosen.inputs, chosen.targets, coreset.weights, chosen.ids)
     else:
         chosen = coreset
-    per_example = get_loss(loss)
+    check_scale_outputs(scale_outputs, loss)
+    plain = get_loss(loss)
+    scale = TargetScale.of(everything.targets) if scales(scale_outputs, loss) else None
     difference = total = 0.0
     for s in range(inits):
         model = draw_model(make_model, derive_seed(seed, "fresh model", s))
         calibrate(model, map_inputs(lambda t: t[:CALIBRATION_ROWS], everything.inputs))
+        per_example = plain
+        if scale is not None:
+            per_example = scaled_loss(model, everything.inputs, scale, plain, squared=plain is squared_error)
         full = _gradient(model, everything, loss, per_example, batch_size)
         kept = _gradient(model, chosen, loss, per_example, batch_size)
         difference += float((full - kept).square().sum())

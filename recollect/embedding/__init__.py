@@ -2,5 +2,15 @@
 
 from recollect.embedding.gradients import GradientEmbedding, Prepared, ProjectionName
 from recollect.embedding.initialisations import Init, MakeModel, calibrate, draw_model
+from recollect.embedding.scaling import ScaleOutputs
 
-__all__ = ["GradientEmbedding", "Init", "MakeModel", "Prepared", "ProjectionName", "calibrate", "draw_model"]
+__all__ = [
+    "GradientEmbedding",
+    "Init",
+    "MakeModel",
+    "Prepared",
+    "ProjectionName",
+    "ScaleOutputs",
+    "calibrate",
+    "draw_model",
+]

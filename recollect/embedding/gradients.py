@@ -5,6 +5,7 @@ Differs from the paper:
 - The projection is drawn anew for each initialisation; the paper writes one P for all.
 - A gradient no longer than `dim` is not projected: that would only add noise.
 - Fresh BatchNorm layers get the statistics of the stream's first examples.
+- For the squared error, outputs are scaled and targets standardised by the stream's first examples (`scaling`).
 """
 
 import json
@@ -35,8 +36,10 @@ from recollect.embedding.initialisations import (
 )
 from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
+from recollect.embedding.scaling import ScaledLoss, ScaleOutputs, TargetScale, check_scale_outputs, scaled_loss
+from recollect.embedding.scaling import scales as scales_outputs
 from recollect.embedding.stacked import LARGEST, StackedDraws, is_only_linear
-from recollect.losses import LossFunction, check_labels, check_losses, get_loss
+from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
 from recollect.numerics import lazy_zeros
 from recollect.progress import progress_bar
 from recollect.randomness import derive_seed, generator
@@ -55,6 +58,7 @@ class Prepared:
     Attributes:
         plan: how the gradients of each parameter are computed.
         statistics: what BatchNorm layers were set to, by draw and name.
+        scales: how the outputs of each draw, and the targets, are scaled; empty if they are not.
         fingerprint: a few numbers of each draw, or of the first if they are large, to tell others from them.
         stacked: whether the draws' passes are made together.
         draws: the models with their projections; None if they are too large to keep and made again for each pass.
@@ -63,6 +67,7 @@ class Prepared:
 
     plan: Plan
     statistics: tuple[dict[str, Tensor], ...]
+    scales: tuple[ScaledLoss, ...]
     fingerprint: Tensor
     stacked: bool
     draws: tuple[Draw, ...] | None
@@ -75,6 +80,9 @@ class Prepared:
         about = {"plan": self.plan.as_data(), "stacked": self.stacked, "statistics": places}
         text = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
         values = {f"statistic {i}": self.statistics[s][name] for i, (s, name) in enumerate(places)}
+        if self.scales:
+            values["output scales"] = torch.stack([scale.outputs for scale in self.scales])  # (inits, 2, outputs)
+            values["target scale"] = self.scales[0].targets
         return {"plan": text, "fingerprint": self.fingerprint, **values}
 
 
@@ -98,6 +106,8 @@ class GradientEmbedding:
             that redraws the parameters of the model it is given.
         init_scale: multiplies what was drawn.
         calibrate: give fresh BatchNorm layers the statistics of the first examples; otherwise they do nothing.
+        scale_outputs: let the outputs of each draw vary as the targets of the first examples do; "auto" does so for
+            the squared error. True does so for a loss of your own that compares quantities.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
         seed: the same seed gives the same embeddings.
@@ -124,6 +134,7 @@ class GradientEmbedding:
         init: Init = "default",
         init_scale: float = 1.0,
         calibrate: bool = True,
+        scale_outputs: ScaleOutputs = "auto",
         batch_size: int = 128,
         device: str | torch.device = "cpu",
         seed: int = 0,
@@ -146,6 +157,8 @@ class GradientEmbedding:
         if not self.init_scale:
             raise ValueError(f"init_scale must be a positive number, got {init_scale!r}")
         self.calibrate = calibrate is True
+        check_scale_outputs(scale_outputs, loss)
+        self.scale_outputs = scale_outputs
         self.batch_size = check_count("batch_size", batch_size)
         self.device = check_device(device)
         self.seed = check_seed(seed)
@@ -236,9 +249,7 @@ class GradientEmbedding:
 
         Whoever sees a stream in blocks of so many computes what is computed of all at once.
         """
-        size = sum(value[:1].nbytes for value in named_tensors(inputs).values())
-        rows = min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, size))
-        return math.ceil(max(CALIBRATION_ROWS, rows) / self.batch_size) * self.batch_size
+        return math.ceil(_first_rows(inputs) / self.batch_size) * self.batch_size
 
     def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
         """Both factors of a linear layer's gradients; None if there is more to them."""
@@ -282,7 +293,7 @@ class GradientEmbedding:
                     bar.advance()
             if not together:  # the larger part of the work is to make a draw: each is made once
                 for s in range(self.inits):
-                    draw = self._draw(s, prepared.plan, prepared.statistics)
+                    draw = self._draw(s, prepared.plan, prepared.statistics, prepared.scales)
                     if s == 0 and not _alike(_fingerprint(draw.model)[None], prepared.fingerprint):
                         raise ValueError(_OTHER_MODELS)
                     for rows in chunks:
@@ -301,10 +312,27 @@ class GradientEmbedding:
             first = map_inputs(lambda t: t[:CALIBRATION_ROWS], inputs)
             if self.calibrate and calibrate(models[0], first):
                 statistics = tuple(calibrate(self._model(s), first) for s in range(self.inits))
-            plan = make_plan(models[0], self.layers, inputs, targets.to(self.device), self._losses)
+            scales = self._scales(statistics, inputs, targets)
+            losses = scales[0] if scales else self._losses
+            plan = make_plan(models[0], self.layers, inputs, targets.to(self.device), losses)
             if plan.rest:
                 warnings.warn(_slow(plan.rest), stacklevel=2)
-            return self._assembled(plan, statistics, inputs, targets)
+            return self._assembled(plan, statistics, scales, inputs, targets)
+
+    def _scales(
+        self, statistics: Sequence[dict[str, Tensor]], inputs: Inputs, targets: Tensor
+    ) -> tuple[ScaledLoss, ...]:
+        """How the outputs of each draw are scaled, if they are."""
+        if not scales_outputs(self.scale_outputs, self.loss):
+            return ()
+        first = _first_rows(inputs)  # who sees a stream in blocks has so many at hand
+        inputs, targets = map_inputs(lambda t: t[:first], inputs), targets[:first]
+        scale, scales = TargetScale.of(targets), []
+        for s in range(self.inits):
+            model = self._model(s)
+            set_statistics(model, statistics[s])
+            scales.append(scaled_loss(model, inputs, scale, self._losses, squared=self._loss is squared_error))
+        return tuple(scales)
 
     def restore(self, tensors: Mapping[str, Tensor]) -> Prepared:
         """What was prepared before, from `Prepared.tensors`; no data are needed.
@@ -315,7 +343,11 @@ class GradientEmbedding:
         statistics: tuple[dict[str, Tensor], ...] = tuple({} for _ in range(self.inits))
         for i, (s, name) in enumerate(about["statistics"]):
             statistics[s][name] = tensors[f"statistic {i}"].to(self.device)
-        prepared = self._assembled(Plan.from_data(about["plan"]), statistics, stacked=about["stacked"])
+        scales: tuple[ScaledLoss, ...] = ()
+        if "output scales" in tensors:
+            outputs, targets = (tensors[name].to(self.device) for name in ("output scales", "target scale"))
+            scales = tuple(ScaledLoss(self._losses, one, targets) for one in outputs)
+        prepared = self._assembled(Plan.from_data(about["plan"]), statistics, scales, stacked=about["stacked"])
         if not _alike(prepared.fingerprint, tensors["fingerprint"]):
             raise ValueError(_OTHER_MODELS)
         return prepared
@@ -324,6 +356,7 @@ class GradientEmbedding:
         self,
         plan: Plan,
         statistics: tuple[dict[str, Tensor], ...],
+        scales: tuple[ScaledLoss, ...],
         inputs: Inputs | None = None,
         targets: Tensor | None = None,
         *,
@@ -333,7 +366,7 @@ class GradientEmbedding:
         draws: list[Draw] = []
         prints = []
         for s in range(self.inits):
-            draw = self._draw(s, plan, statistics)
+            draw = self._draw(s, plan, statistics, scales)
             prints.append(_fingerprint(draw.model))
             if self.inits * draw.nbytes() > _KEEP_BYTES:
                 break
@@ -346,13 +379,14 @@ class GradientEmbedding:
                 assert inputs is not None and targets is not None
                 if not all(stack.agrees(inputs, targets.to(self.device)) for stack in stacks):
                     stacks = []
-        return Prepared(plan, statistics, torch.stack(prints), bool(stacks), tuple(draws) or None, tuple(stacks))
+        kept = tuple(draws) or None
+        return Prepared(plan, statistics, scales, torch.stack(prints), bool(stacks), kept, tuple(stacks))
 
     def _model(self, s: int) -> nn.Module:
         model = draw_model(self.make_model, derive_seed(self.seed, "model", s), self.init, self.init_scale)
         return model.to(self.device)
 
-    def _draw(self, s: int, plan: Plan, statistics: Sequence[dict[str, Tensor]]) -> Draw:
+    def _draw(self, s: int, plan: Plan, statistics: Sequence[dict[str, Tensor]], scales: Sequence[ScaledLoss]) -> Draw:
         model = self._model(s)
         found = {name: tuple(p.shape) for name, p in model.named_parameters() if name in plan.shapes}
         if found != plan.shapes:
@@ -360,7 +394,7 @@ class GradientEmbedding:
         set_statistics(model, statistics[s])
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        return Draw(model, self._make_projection(plan, s), plan, self._losses)
+        return Draw(model, self._make_projection(plan, s), plan, scales[s] if scales else self._losses)
 
     def _make_projection(self, plan: Plan, s: int) -> Projection:
         if not self._projects(plan):
@@ -382,6 +416,12 @@ class GradientEmbedding:
     def _losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         check_labels(outputs, targets, self.loss)
         return check_losses(self._loss(outputs, targets), len(targets))
+
+
+def _first_rows(inputs: Inputs) -> int:
+    """How many examples like these are seen before anything need be decided."""
+    size = sum(value[:1].nbytes for value in named_tensors(inputs).values())
+    return max(CALIBRATION_ROWS, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, size)))
 
 
 def _check_layers(layers: Any) -> str | tuple[str, ...]:

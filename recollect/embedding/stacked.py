@@ -6,8 +6,9 @@ linear layers: a batch of convolutions is slower than one after the other.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from recollect.embedding.layers import Use
 from recollect.embedding.listening import Listener, gradients_of, key_of
 from recollect.embedding.plan import PROBES
 from recollect.embedding.projections import Kronecker
+from recollect.embedding.scaling import ScaledLoss
+from recollect.losses import LossFunction
 
 LARGEST = 16
 """How many draws go into one pass at most: what flows through them should fit the cache."""
@@ -32,6 +35,8 @@ class StackedDraws:
         parameters, buffers = stack_module_state([draw.model for draw in draws])
         # Only the gradients at the layers' outputs are ever asked for; this lets autograd get that far.
         self._weights = {name: value.detach().requires_grad_(True) for name, value in parameters.items()} | buffers
+        scales = [draw.losses.outputs for draw in draws if isinstance(draw.losses, ScaledLoss)]
+        self._scales = torch.stack(scales) if scales else None  # of each draw's outputs
         self._skeleton = copy.deepcopy(draws[0].model).to("meta")
         projections = [draw.projection for draw in draws if isinstance(draw.projection, Kronecker)]
         self._projections = Kronecker.stacked(projections) if projections else None
@@ -50,7 +55,7 @@ class StackedDraws:
         """As `listening.listen`, of all draws at once; what is noted has the draws first."""
         uses: list[Use] = []
 
-        def one(weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        def one(weights: dict[str, Tensor], scale: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
             counted = {id(weights[name]): name for name in self._plan.shapes}
             listener = Listener(counted, len(targets), lambda output: (output, output))
             with listener:
@@ -58,10 +63,10 @@ class StackedDraws:
             if listener.strange:
                 raise RuntimeError("a parameter is used in another way than planned")
             uses[:] = listener.uses
-            return self._losses(outputs, targets), [use.input for use in uses], listener.marks
+            return self._losses_at(scale)(outputs, targets), [use.input for use in uses], listener.marks
 
         with torch.enable_grad():
-            losses, came, went = vmap(one)(self._weights)
+            losses, came, went = self._at_all(one)
             deltas = torch.autograd.grad(losses, went, torch.full_like(losses, scale), allow_unused=True)
         noted = zip(uses, came, deltas, strict=True)
         return [replace(use, input=a.detach(), delta=delta) for use, a, delta in noted if delta is not None]
@@ -69,13 +74,22 @@ class StackedDraws:
     def summed(self, inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
         """The gradient of the sum of the losses, by parameter, for all draws at once."""
 
-        def one(weights: dict[str, Tensor]) -> Tensor:
-            return self._losses(functional_forward(self._skeleton, weights, inputs), targets).sum()
+        def one(weights: dict[str, Tensor], scale: Tensor | None) -> Tensor:
+            return self._losses_at(scale)(functional_forward(self._skeleton, weights, inputs), targets).sum()
 
         names = list(self._plan.shapes)
         with torch.enable_grad():
-            total = vmap(one)(self._weights).sum()
+            total = self._at_all(one).sum()
         return dict(zip(names, gradients_of(total, [self._weights[name] for name in names]), strict=True))
+
+    def _at_all(self, one: Callable[..., Any]) -> Any:
+        """What a function of a draw's weights and scale gives for all draws."""
+        return vmap(one, in_dims=(0, None if self._scales is None else 0))(self._weights, self._scales)
+
+    def _losses_at(self, scale: Tensor | None) -> LossFunction:
+        if isinstance(self._losses, ScaledLoss) and scale is not None:
+            return replace(self._losses, outputs=scale)
+        return self._losses
 
     def add_sums(self, out: Tensor, sums: Mapping[str, Tensor], scale: float) -> None:
         """Add the projection of scaled sums of gradients, which have the draws first, to `out` (draws, width)."""

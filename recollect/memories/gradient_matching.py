@@ -18,7 +18,7 @@ from recollect.classes import (
     warn_of_lost_classes,
 )
 from recollect.dictionary import Dictionary, InMemory, Joined, taken
-from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName
+from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import Choice, Memory, plain_options
 from recollect.onepass import Arrivals, one_pass
@@ -56,6 +56,7 @@ class GradientMatching(Memory):
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
         init_scale: multiplies what was drawn.
         calibrate: give fresh BatchNorm layers the statistics of the stream's first examples.
+        scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
         shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
@@ -98,6 +99,7 @@ class GradientMatching(Memory):
         init: Init = "default",
         init_scale: float = 1.0,
         calibrate: bool = True,
+        scale_outputs: ScaleOutputs = "auto",
         batch_size: int = 128,
         device: str | torch.device = "cpu",
         shortlist: float | None = SHORTLIST,
@@ -123,6 +125,7 @@ class GradientMatching(Memory):
             "init": init,
             "init_scale": init_scale,
             "calibrate": calibrate,
+            "scale_outputs": scale_outputs,
             "batch_size": batch_size,
             "device": device,
         }

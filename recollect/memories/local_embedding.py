@@ -12,6 +12,6 @@ def embed_at(model: nn.Module | None, held: Batch, arrived: Batch, *, seed: int,
     """Embeddings of what is held, then of what arrived, at the parameters of this model, which is not touched."""
     if model is None:
         raise ValueError("this memory looks at the learner's gradients and needs its model, got None: pass model=...")
-    embedding = GradientEmbedding(lambda: model, inits=1, calibrate=False, seed=seed, **options)
+    embedding = GradientEmbedding(lambda: model, inits=1, calibrate=False, scale_outputs=False, seed=seed, **options)
     both = held.followed_by(arrived) if len(held) else arrived
     return embedding.embed(both.inputs, both.targets)
