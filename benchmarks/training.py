@@ -15,7 +15,7 @@ from torch import Tensor
 import recollect as rc
 from recollect.batch import Batch
 from recollect.embedding import draw_model
-from recollect.experiments.stacking import train_stack
+from recollect.experiments.stacking import train_together
 from recollect.learners import Task, Training, predict, train
 
 MODELS = 25
@@ -44,7 +44,7 @@ def measure(title: str, n_models: int, rows_each: int, epochs: int) -> None:
         ]
         start = time.perf_counter()
         if kind == "stacked":
-            train_stack(tasks, Training(epochs))
+            train_together(tasks, Training(epochs))
         else:
             training = Training(epochs, optimizer=DEFAULT_ADAM if "default" in kind else None)
             for task in tasks:

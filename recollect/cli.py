@@ -99,6 +99,7 @@ def reproduce(
     memory: Annotated[list[str] | None, typer.Option(help="Only these memories.")] = None,
     size: Annotated[list[int] | None, typer.Option(help="Only these sizes.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.")] = 5,
+    epochs: Annotated[int, typer.Option(help="Passes at each training; cells of fewer than 200 say so.")] = 200,
     workers: Annotated[int, typer.Option(help="How many processes.")] = 1,
     results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results/paper.jsonl"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is left, and how long it may take.")] = False,
@@ -112,7 +113,9 @@ def reproduce(
     if seeds < 1 or workers < 1:
         raise ValueError(f"seeds and workers must be at least 1, got {seeds} and {workers}")
     narrowed = {"datasets": dataset, "memories": memory, "sizes": size}
-    experiments = TARGETS[target](seeds=range(seeds), **{name: value for name, value in narrowed.items() if value})
+    experiments = TARGETS[target](
+        seeds=range(seeds), epochs=epochs, **{name: value for name, value in narrowed.items() if value}
+    )
     store = open_store(results)
     todo = outstanding(experiments, store)
     left = estimate_seconds(experiments, store)
@@ -131,7 +134,7 @@ def report(
     ),
 ) -> None:
     """Write results beside the paper's: one self-contained page, or Markdown with figures in images/ beside it."""
-    from recollect.experiments import open_store
+    from recollect.experiments import coverage, open_store
     from recollect.files import write_atomically
     from recollect.report import build_page, write_document
 
@@ -141,6 +144,7 @@ def report(
         raise ValueError(f"there must be results in {str(results)!r}, got none: run `recollect reproduce` first")
     text = write_document(found, output) if output.suffix.lower() == ".md" else build_page(found)
     write_atomically(output, text.encode())
+    say(f"The paper's tables: {coverage(found)}")
     say(f"The page: {output}")
 
 

@@ -31,8 +31,8 @@ RESULTS = [
 
 def test_only_plain_runs_count_and_seeds_are_averaged() -> None:
     summary = tables.summarise(RESULTS)
-    assert tuple(summary["gdumb", "covertype", "gmc", 200]) == pytest.approx((67.0, 2**0.5, 2))
-    assert summary["gdumb", "covertype", "gmc", 500] == (70.0, 0.0, 1)
+    assert tuple(summary["gdumb", "covertype", "gmc", 200]) == pytest.approx((67.0, 2**0.5, 2, 200))
+    assert summary["gdumb", "covertype", "gmc", 500] == (70.0, 0.0, 1, 200)
     assert len(summary) == 3
 
 
@@ -64,12 +64,38 @@ def test_a_run_that_departs_from_the_paper_counts_nowhere() -> None:
     plain = result(dataset="mnist", size=500, every_task=True, final_accuracy=50.0, accuracies=[50.0] * 4)
     for results in ([*odd, plain], [plain, *odd]):
         assert tables.counting(results) == [plain]
-        assert tables.summarise(results) == {("gdumb", "mnist", "gmc", 500): (50.0, 0.0, 1)}
+        assert tables.summarise(results) == {("gdumb", "mnist", "gmc", 500): (50.0, 0.0, 1, 200)}
         assert figures.per_task(results).axes[0].lines[0].get_ydata().tolist() == [50.0] * 4
     assert tables.varying([*odd, plain]) == [odd[3]]
     varied = [result(dataset="fashion-mnist", size=1000, options={"dim": 100}, epochs=e) for e in (200, 3)]
     varied[1]["final_accuracy"] = 99.0
     assert figures.sensitivity(varied).axes[1].lines[0].get_ydata().tolist() == [60.0]
+
+
+def test_a_cell_of_fewer_epochs_says_so_and_is_compared_with_its_like_alone() -> None:
+    def run(memory: str, epochs: int, accuracy: float, seed: int = 0) -> dict[str, object]:
+        return result(memory=memory, epochs=epochs, final_accuracy=accuracy, seed=seed)
+
+    short = [run("gmc", 20, 50.0), run("gmc", 5, 99.0), run("gmc", 400, 99.0), run("reservoir", 200, 60.0)]
+    table = {row[0]: row[1] for row in tables.accuracy_table(short, "gdumb", "covertype").rows}
+    assert table["GMC"] == "50.00 (1; 20 epochs) [66.07 ± 0.22]"
+    assert table["Reservoir"].startswith("60.00 (1) [")
+    assert tables.gains(short, "gdumb", "gmc") == {}
+    both = [*short, run("reservoir", 20, 48.0), run("reservoir", 5, 1.0)]
+    assert tables.difference_table(both, "gdumb").rows[0][2:] == (
+        "+2.00",
+        "+3.80 ± 0.62",
+        "deviation unknown",
+        "1; 20 epochs",
+    )
+    full = [*both, run("gmc", 200, 61.0), run("gmc", 200, 62.0, seed=1)]
+    assert tables.difference_table(full, "gdumb").rows[0][2] == "+1.50 ± 0.71"
+    assert tables.accuracy_table(full, "gdumb", "covertype").rows[1][1].startswith("61.50 ± 0.71 (2) [")
+    assert [str(tables.coverage(some)) for some in (short, full)] == [
+        "2 of 395 cells, 1 of them with fewer epochs", "2 of 395 cells"
+    ]  # fmt: skip
+    dashed = [line.get_linestyle() for line in figures.accuracy_against_size(short, "gdumb").axes[0].lines]
+    assert dashed.count("--") == 1
 
 
 def test_what_is_in_a_cell_does_not_end_it() -> None:

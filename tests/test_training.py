@@ -67,6 +67,43 @@ def test_a_stack_is_made_of_many_small_networks_alone(monkeypatch: pytest.Monkey
     assert stacks == [2]
 
 
+def test_what_several_want_alike_is_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    network, training = partial(rc.models.mlp, 64, 3), Training(epochs=2, batch_size=10)
+    data = batches([30, 30])
+    seeds, batch_of = (0, 0, 1, 0), (0, 0, 0, 1)  # the first two are alike; then another network, and another batch
+    alike = [
+        Task(draw_model(network, seed), data[i], torch.Generator().manual_seed(0))
+        for seed, i in zip(seeds, batch_of, strict=True)
+    ]
+    alone = [Task(copy.deepcopy(t.model), t.batch, torch.Generator().manual_seed(0)) for t in alike]
+    trained: list[int] = []
+
+    def counting(some: list[Task], training: Training) -> None:
+        trained.append(len(some))
+        train_stack(some, training)
+
+    monkeypatch.setattr("recollect.experiments.stacking.train_stack", counting)
+    seconds = train_together(alike, training)
+    assert trained == [3]
+    assert seconds[0] == seconds[1] > 0
+    for one, other in zip(alone, alike, strict=True):
+        train(one.model, one.batch, training, one.generator)
+        assert_equal_parameters(one.model, other.model, atol=1e-4)
+        assert not other.model.training
+        assert torch.equal(one.generator.get_state(), other.generator.get_state())
+
+
+def test_more_networks_than_fit_one_stack_are_trained_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.experiments.stacking.AT_ONCE", 2)
+    network, training = partial(rc.models.mlp, 64, 3), Training(epochs=2, batch_size=10)
+    data = batches([25, 40, 31, 8, 40])
+    alone, together = tasks(network, data), tasks(network, data)
+    train_together(together, training)
+    for one, other in zip(alone, together, strict=True):
+        train(one.model, one.batch, training, one.generator)
+        assert_equal_parameters(one.model, other.model, atol=1e-4)
+
+
 def test_wrong_labels_are_refused_before_training() -> None:
     data = batches([10, 10])
     data[0] = Batch(data[0].inputs, data[0].targets + 1, data[0].weights, data[0].ids)

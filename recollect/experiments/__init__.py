@@ -16,6 +16,7 @@ from recollect.experiments.experiment import (
 from recollect.experiments.group import run
 from recollect.experiments.results import Results
 from recollect.experiments.runner import estimate_seconds, in_words, open_store, outstanding, reproduce
+from recollect.experiments.tables import coverage
 from recollect.experiments.targets import TARGETS, paper_results
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "TARGETS",
     "Experiment",
     "Results",
+    "coverage",
     "estimate_seconds",
     "in_words",
     "make_model_for",

@@ -47,8 +47,13 @@ _LOCAL_PAPER = {
     "regularization": 0.5,  # the paper's lambda: at one set of parameters, nothing is divided by sqrt(S)
 }
 
+# What the default was. One thing cannot be set any more: rows with negative weights were left out, not replaced.
+_FIRST_DEFAULT = {"shortlist": None, "rule": "inner-product", "hold_count": False}
+
 CONTENDERS = {
     "recollect": Contender(memories.GradientMatching),
+    "recollect-0.1": Contender(memories.GradientMatching, _FIRST_DEFAULT),
+    "recollect-0.1-last-layer": Contender(memories.GradientMatching, {**_FIRST_DEFAULT, "layers": "last"}),
     "recollect-last-layer": Contender(memories.GradientMatching, {"layers": "last"}),
     "clustering": Contender(memories.Clustering),
     "gmc": Contender(memories.GradientMatching, {**PAPER}),

@@ -9,12 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recollect.datasets import Dataset
-from recollect.experiments.tables import NAMES, Cell, Results, cell, counting, summarise, varying
-from recollect.experiments.targets import DATASETS, SENSITIVITY, SIZES, paper_results
+from recollect.experiments.tables import EPOCHS, NAMES, Cell, Results, by_epochs, cell, counting, gains, varying
+from recollect.experiments.targets import COMPARED, DATASETS, SENSITIVITY, SIZES, paper_results
 from recollect.streams import sorted_by_feature
 
 COLORS = {
     "recollect": "#0b6e4f",
+    "recollect-0.1": "#63a88f",
     "clustering": "#00a0b0",
     "gmc": "#1f6fb4",
     "gmc-last-layer": "#6a51a3",
@@ -38,16 +39,15 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 def accuracy_against_size(results: Results, learner: str) -> Figure:
     """Final accuracy by memory size on each data set (Figures 1 and 2); the paper's means are dotted."""
-    ours, paper = summarise(results), paper_results()
+    ours, paper = by_epochs(results), paper_results()
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([name for name in DATASETS if any(key[:2] == (learner, name) for key in ours)])
         for dataset, axes in panels.items():
             for memory, color in COLORS.items():
-                cells = {size: ours[key] for size in SIZES if (key := (learner, dataset, memory, size)) in ours}
-                if cells:
-                    _curve(axes, cells, color, NAMES[memory])
-                    theirs = [(s, paper[k].accuracy) for s in cells if (k := (learner, dataset, memory, s)) in paper]
-                    axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
+                found = {size: ours[key] for size in SIZES if (key := (learner, dataset, memory, size)) in ours}
+                _curves(axes, {size: cells[max(cells)] for size, cells in found.items()}, color, NAMES[memory])
+                theirs = [(s, paper[k].accuracy) for s in found if (k := (learner, dataset, memory, s)) in paper]
+                axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
             _log_sizes(axes)
             axes.set_title(NAMES[dataset])
         _common_legend(figure, panels)
@@ -57,17 +57,17 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
 
 def gain_over_reservoir(results: Results, learner: str) -> Figure:
     """How much better gradient matching is than a reservoir, by memory size; the paper's means are dotted."""
-    ours, paper = summarise(results), paper_results()
-    present = [name for name in DATASETS if any(key[:3] == (learner, name, "reservoir") for key in ours)]
+    paper = paper_results()
+    found = {memory: gains(results, learner, memory) for memory in COMPARED}
     with matplotlib.rc_context(_STYLE):
-        figure, panels = _panels(present)
+        present = {dataset for some in found.values() for dataset, _ in some}
+        figure, panels = _panels([name for name in DATASETS if name in present])
         for dataset, axes in panels.items():
-            for memory in ("recollect", "gmc", "gmc-last-layer"):
-                keys = {s: ((learner, dataset, memory, s), (learner, dataset, "reservoir", s)) for s in SIZES}
-                cells = {s: ours[a].less(ours[b]) for s, (a, b) in keys.items() if a in ours and b in ours}
-                if cells:
-                    _curve(axes, cells, COLORS[memory], NAMES[memory])
-                theirs = [(s, paper[a].accuracy - paper[b].accuracy) for s, (a, b) in keys.items() if a in paper]
+            for memory, some in found.items():
+                cells = {size: gain.difference for (name, size), gain in some.items() if name == dataset}
+                _curves(axes, cells, COLORS[memory], NAMES[memory])
+                keys = [((learner, dataset, memory, s), (learner, dataset, "reservoir", s)) for s in SIZES]
+                theirs = [(a[3], paper[a].accuracy - paper[b].accuracy) for a, b in keys if a in paper]
                 axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs and cells else None
             axes.axhline(0, color=COLORS["reservoir"], lw=1)
             _log_sizes(axes)
@@ -184,11 +184,19 @@ def _by_option(results: Results, value_of: Any) -> dict[float, Cell]:
     return {value: cell(groups[value]) for value in sorted(groups)}
 
 
-def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str) -> None:
+def _curves(axes: Axes, cells: dict[int, Cell], color: str, label: str) -> None:
+    """One curve for each number of epochs; those that are not the paper's are dashed, with hollow points."""
+    for epochs in sorted({c.epochs for c in cells.values()}, reverse=True):
+        some = {size: c for size, c in cells.items() if c.epochs == epochs}
+        _curve(axes, some, color, label if epochs == EPOCHS else f"{label}, fewer epochs", hollow=epochs != EPOCHS)
+
+
+def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow: bool = False) -> None:
     x = list(cells)
     middle = np.array([c.mean for c in cells.values()])
     spread = np.array([c.deviation for c in cells.values()])
-    axes.plot(x, middle, color=color, marker="o", ms=4, lw=1.8, label=label)
+    look: dict[str, Any] = {"ls": "--", "mfc": "white"} if hollow else {}
+    axes.plot(x, middle, color=color, marker="o", ms=4, lw=1.8, label=label, **look)
     axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
 
 

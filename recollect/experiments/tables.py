@@ -11,8 +11,12 @@ from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, Paper
 Results = list[dict[str, Any]]
 Key = tuple[str, str, str, int]  # learner, data set, memory, size
 
+EPOCHS = 200
+"""Of the paper's trainings."""
+
 NAMES = {
     "recollect": "recollect (this library's settings)",
+    "recollect-0.1": "recollect 0.1 (as they were)",
     "clustering": "Clustering (k-means per class)",
     "gmc": "GMC",
     "gmc-last-layer": "GMC, last layer",
@@ -34,19 +38,29 @@ NAMES = {
 
 
 class Cell(NamedTuple):
-    """Accuracy over seeds, in percent."""
+    """Accuracy over seeds, in percent, and with how many epochs it was reached."""
 
     mean: float
     deviation: float
     seeds: int
+    epochs: int = EPOCHS
 
     def less(self, other: "Cell") -> "Cell":
         """The difference of the means, with the root of the summed variances."""
         spread = (self.deviation**2 + other.deviation**2) ** 0.5
-        return Cell(self.mean - other.mean, spread, min(self.seeds, other.seeds))
+        return Cell(self.mean - other.mean, spread, min(self.seeds, other.seeds), self.epochs)
+
+    @property
+    def runs(self) -> str:
+        """How many seeds, and how many epochs if that is not the paper's number."""
+        return f"{self.seeds}" if self.epochs == EPOCHS else f"{self.seeds}; {self.epochs} epochs"
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f} ± {self.deviation:.2f} ({self.seeds})" if self.seeds > 1 else f"{self.mean:.2f} (1)"
+        return (
+            f"{self.mean:.2f} ± {self.deviation:.2f} ({self.runs})"
+            if self.seeds > 1
+            else f"{self.mean:.2f} ({self.runs})"
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,7 @@ def departures(result: dict[str, Any]) -> dict[str, Any]:
         >>> departures({"dataset": "mnist", "stream": "rotated", "epochs": 3, "rows": None, "options": {"dim": 50}})
         {'epochs': 3, 'dim': 50}
     """
-    plain = {"epochs": 200, "rows": None, "stream": DEFAULT_STREAMS.get(result["dataset"])}
+    plain = {"epochs": EPOCHS, "rows": None, "stream": DEFAULT_STREAMS.get(result["dataset"])}
     return {**{name: result[name] for name, value in plain.items() if result[name] != value}, **result["options"]}
 
 
@@ -95,50 +109,109 @@ def varying(results: Results) -> Results:
     return [result for result in results if result["options"] and departures(result) == result["options"]]
 
 
+def shortened(results: Results) -> Results:
+    """Runs as in the paper but for fewer epochs."""
+    return [r for r in results if departures(r) == {"epochs": r["epochs"]} and r["epochs"] < EPOCHS]
+
+
+def by_epochs(results: Results) -> dict[Key, dict[int, Cell]]:
+    """Mean and deviation over seeds of the runs that count and of shortened ones, never mixed."""
+    groups: dict[Key, dict[int, dict[int, float]]] = {}
+    for r in [*counting(results), *shortened(results)]:
+        of_cell = groups.setdefault((r["learner"], r["dataset"], r["memory"], r["size"]), {})
+        of_cell.setdefault(r["epochs"], {})[r["seed"]] = r["final_accuracy"]
+    return {key: {e: cell(v.values(), e) for e, v in sorted(of_cell.items())} for key, of_cell in groups.items()}
+
+
 def summarise(results: Results) -> dict[Key, Cell]:
     """Mean and deviation over seeds of the runs that count."""
-    groups: dict[Key, dict[int, float]] = {}
-    for r in counting(results):
-        groups.setdefault((r["learner"], r["dataset"], r["memory"], r["size"]), {})[r["seed"]] = r["final_accuracy"]
-    return {key: cell(by_seed.values()) for key, by_seed in groups.items()}
+    return {key: cells[EPOCHS] for key, cells in by_epochs(results).items() if EPOCHS in cells}
 
 
-def cell(values: Iterable[float]) -> Cell:
+class Coverage(NamedTuple):
+    """How many cells of the paper's tables were run as in the paper, or with fewer epochs only, of how many."""
+
+    full: int
+    shortened: int
+    total: int
+
+    def __str__(self) -> str:
+        told = f"{self.full + self.shortened} of {self.total} cells"
+        return f"{told}, {self.shortened} of them with fewer epochs" if self.shortened else told
+
+
+def coverage(results: Results) -> Coverage:
+    """How much of the paper's tables was run.
+
+    Example:
+        >>> print(coverage([]))
+        0 of 395 cells
+    """
+    ours, paper = by_epochs(results), paper_results()
+    full = sum(EPOCHS in ours.get(key, {}) for key in paper)
+    return Coverage(full, sum(key in ours for key in paper) - full, len(paper))
+
+
+def cell(values: Iterable[float], epochs: int = EPOCHS) -> Cell:
     """Mean and deviation of some accuracies."""
     numbers = list(values)
-    return Cell(mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers))
+    return Cell(mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers), epochs)
 
 
 def accuracy_table(results: Results, learner: str, dataset: str) -> Table:
-    """One block of the paper's Tables 1 and 2: ours, then the paper's in brackets; what was not run is left empty."""
-    ours, paper = summarise(results), paper_results()
+    """One block of the paper's Tables 1 and 2: ours, then the paper's in brackets; what was not run is left empty.
+
+    A cell that was run with fewer epochs only says so. Memories that are not the paper's have a row if they were run.
+    """
+    ours, paper = by_epochs(results), paper_results()
     rows = []
     for memory in TABLE_MEMORIES:
         cells = []
         for size in SIZES:
             key = (learner, dataset, memory, size)
-            cells.append(" ".join([str(ours.get(key, "")), _bracketed(paper.get(key))]).strip())
-        rows.append((NAMES[memory], *cells))
+            found = ours.get(key, {})
+            cells.append(f"{found[max(found)] if found else ''} {_bracketed(paper.get(key))}".strip())
+        if any(cells) or memory == "recollect":
+            rows.append((NAMES[memory], *cells))
     header = ("", *(str(size) for size in SIZES))
     return Table(f"{NAMES[learner]}, {NAMES[dataset]}", header, tuple(rows))
 
 
-def difference_table(results: Results, learner: str, memory: str = "gmc", against: str = "reservoir") -> Table:
-    """How much better one memory is than another, ours and the paper's, with a verdict on the paper's claim."""
-    ours, paper = summarise(results), paper_results()
-    rows = []
+class Gain(NamedTuple):
+    """By how much one memory is better than another, and whether that is more than chance."""
+
+    difference: Cell
+    verdict: str
+
+
+def gains(results: Results, learner: str, memory: str, against: str = "reservoir") -> dict[tuple[str, int], Gain]:
+    """How much better one memory is than another, by data set and size.
+
+    Only runs of as many epochs are compared: of the numbers that both were run with, the largest.
+    """
+    ours, found = by_epochs(results), {}
     for dataset in DATASETS:
         for size in SIZES:
-            a, b = ours.get((learner, dataset, memory, size)), ours.get((learner, dataset, against, size))
-            if a is None or b is None:
-                continue
-            gain, spread, seeds = a.less(b)
-            theirs = _paper_gain(paper, learner, dataset, memory, against, size)
-            told = f"{gain:+.2f} ± {spread:.2f}"
-            verdict = "better" if gain > spread else "worse" if gain < -spread else "within the deviation"
-            if max(a.seeds, b.seeds) == 1:
-                told, verdict = f"{gain:+.2f}", "deviation unknown"
-            rows.append((NAMES[dataset], str(size), told, theirs, verdict, str(seeds)))
+            a, b = (ours.get((learner, dataset, name, size), {}) for name in (memory, against))
+            if both := a.keys() & b.keys():
+                one, other = a[max(both)], b[max(both)]
+                gain = one.less(other)
+                verdict = "within the deviation"
+                if max(one.seeds, other.seeds) == 1:
+                    verdict = "deviation unknown"
+                elif abs(gain.mean) > gain.deviation:
+                    verdict = "better" if gain.mean > 0 else "worse"
+                found[dataset, size] = Gain(gain, verdict)
+    return found
+
+
+def difference_table(results: Results, learner: str, memory: str = "gmc", against: str = "reservoir") -> Table:
+    """How much better one memory is than another, ours and the paper's, with a verdict on the paper's claim."""
+    rows = []
+    for (dataset, size), (gain, verdict) in gains(results, learner, memory, against).items():
+        theirs = _paper_gain(paper_results(), learner, dataset, memory, against, size)
+        told = f"{gain.mean:+.2f}" + ("" if verdict == "deviation unknown" else f" ± {gain.deviation:.2f}")
+        rows.append((NAMES[dataset], str(size), told, theirs, verdict, gain.runs))
     header = ("", "size", "ours", "the paper's", "", "seeds")
     return Table(f"{NAMES[learner]}: {NAMES[memory]} less {NAMES[against]}", header, tuple(rows))
 

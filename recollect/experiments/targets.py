@@ -13,6 +13,7 @@ SIZES = (200, 500, 1000, 2000, 5000)
 DATASETS = tuple(name for name in DEFAULT_STREAMS if name != "digits")
 TABLE_MEMORIES = (
     "recollect",
+    "recollect-0.1",
     "clustering",
     "gmc",
     "gmc-last-layer",
@@ -22,6 +23,12 @@ TABLE_MEMORIES = (
     "sliding-window",
     "gss",
 )
+
+COMPARED = ("gmc", "gmc-last-layer", "recollect", "recollect-0.1")
+"""The kinds of gradient matching that are compared with a reservoir."""
+
+RUN_BY_DEFAULT = tuple(name for name in TABLE_MEMORIES if name != "recollect-0.1")
+"""What there are runs of from before is shown, and not run again unless asked for."""
 
 SENSITIVITY: dict[str, list[dict[str, Any]]] = {
     "inits": [{"inits": S, "regularization": 0.5 / S} for S in (1, 2, 3, 5, 10, 20)],
@@ -63,14 +70,17 @@ def grid(
     changes: Iterable[dict[str, Any]] = ({},),
     *,
     datasets: Iterable[str] = DATASETS,
-    memories: Iterable[str] = TABLE_MEMORIES,
+    memories: Iterable[str] = RUN_BY_DEFAULT,
     sizes: Iterable[int] = SIZES,
     seeds: Iterable[int] = range(5),
+    epochs: int = 200,
     every_task: bool = False,
 ) -> list[Experiment]:
     """Everything with everything: all memories at all sizes on all data sets, with each change of their settings."""
     return [
-        Experiment(learner, dataset, memory, size, seed, every_task=every_task, options=tuple(sorted(change.items())))
+        Experiment(
+            learner, dataset, memory, size, seed, epochs, every_task=every_task, options=tuple(sorted(change.items()))
+        )
         for dataset, seed, memory, change, size in product(datasets, seeds, memories, changes, sizes)
     ]
 

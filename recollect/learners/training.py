@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from recollect.batch import Batch, Inputs, forward, map_inputs, named_tensors
 from recollect.checks import check_count, check_number
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
+from recollect.numerics import flushing_denormals
 from recollect.progress import progress_bar
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -79,6 +80,7 @@ def train(model: nn.Module, batch: Batch, training: Training, generator: torch.G
     return fit(model, training, epoch, loss)
 
 
+@flushing_denormals()
 def fit(
     model: nn.Module, training: Training, epoch: Callable[[], Iterable[Item]], loss: Callable[[Item], Tensor]
 ) -> nn.Module:

@@ -9,8 +9,17 @@ from jinja2 import Environment, StrictUndefined
 
 from recollect import datasets
 from recollect.experiments import figures
-from recollect.experiments.tables import NAMES, Results, counting, difference_table, summarise, varying
-from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, paper_results
+from recollect.experiments.tables import (
+    NAMES,
+    Results,
+    by_epochs,
+    counting,
+    coverage,
+    gains,
+    summarise,
+    varying,
+)
+from recollect.experiments.targets import COMPARED, DATASETS, SIZES, paper_results
 from recollect.report.page import accuracy_tables, cost_table, difference_tables, learners_of, other_settings
 
 
@@ -34,6 +43,7 @@ def write_document(results: Results, path: Path) -> str:
         pictures=pictures,
         costs=cost_table(results),
         others=other_settings(results),
+        coverage=coverage(results),
         missing=_missing(results),
         hours=_hours(results),
         n_results=len(results),
@@ -42,12 +52,8 @@ def write_document(results: Results, path: Path) -> str:
 
 def _verdicts(results: Results, learner: str) -> list[tuple[str, Counter[str]]]:
     """How often each kind of gradient matching is better or worse than Reservoir, by more than the deviation."""
-    found = []
-    for memory in ("gmc", "gmc-last-layer", "recollect"):
-        rows = difference_table(results, learner, memory).rows
-        if rows:
-            found.append((NAMES[memory], Counter(row[4] for row in rows)))
-    return found
+    found = ((memory, gains(results, learner, memory).values()) for memory in COMPARED)
+    return [(NAMES[memory], Counter(gain.verdict for gain in some)) for memory, some in found if some]
 
 
 def _levels(results: Results) -> list[str]:
@@ -89,24 +95,14 @@ def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]
 
 def _missing(results: Results) -> list[str]:
     """Cells of the paper's tables that were not run, by learner and data set."""
-    ours = summarise(results)
-    told = []
+    ours, told = by_epochs(results), []
     for learner in ("gdumb", "er"):
         for dataset in DATASETS:
-            cells = [
-                (m, s)
-                for m in TABLE_MEMORIES
-                for s in SIZES
-                if m in ("recollect", "clustering") or _published(learner, dataset, m, s)
-            ]
-            left = [cell for cell in cells if (learner, dataset, *cell) not in ours]
+            cells = [key for key in paper_results() if key[:2] == (learner, dataset)]
+            left = [key for key in cells if key not in ours]
             if left:
                 told.append(f"{NAMES[learner]}, {NAMES[dataset]}: {len(left)} of {len(cells)} cells")
     return told
-
-
-def _published(learner: str, dataset: str, memory: str, size: int) -> bool:
-    return (learner, dataset, memory, size) in paper_results()
 
 
 def _hours(results: Results) -> list[tuple[str, str, int, float]]:

@@ -22,12 +22,14 @@ from recollect.experiments.tables import (
     Results,
     Table,
     accuracy_table,
+    by_epochs,
     counting,
     departures,
     difference_table,
+    shortened,
     summarise,
 )
-from recollect.experiments.targets import DATASETS, paper_results
+from recollect.experiments.targets import COMPARED, DATASETS, paper_results
 
 LoadDataset = Callable[[str], Dataset | None]
 PICTURED = ("mnist", "fashion-mnist", "digits")
@@ -66,18 +68,18 @@ def _load_if_here(name: str) -> Dataset | None:
 
 def learners_of(results: Results) -> list[str]:
     """Those of the paper's tables of which there are results."""
-    return [name for name in ("gdumb", "er") if any(r["learner"] == name for r in counting(results))]
+    return [name for name in ("gdumb", "er") if any(key[0] == name for key in by_epochs(results))]
 
 
 def accuracy_tables(results: Results, learner: str) -> list[Table]:
     """One for each data set of which there are results."""
-    present = {r["dataset"] for r in counting(results) if r["learner"] == learner}
+    present = {key[1] for key in by_epochs(results) if key[0] == learner}
     return [accuracy_table(results, learner, dataset) for dataset in DATASETS if dataset in present]
 
 
 def difference_tables(results: Results, learner: str) -> list[Table]:
     """One for each kind of gradient matching that can be compared with Reservoir."""
-    made = [difference_table(results, learner, memory) for memory in ("gmc", "gmc-last-layer", "recollect")]
+    made = [difference_table(results, learner, memory) for memory in COMPARED]
     return [table for table in made if table.rows]
 
 
@@ -192,7 +194,7 @@ def other_settings(results: Results) -> list[str]:
     counts: dict[str, int] = {}
     for r in results:
         changed = departures(r)
-        if changed:
+        if changed and not shortened([r]):
             told = ", ".join(f"{name}={value}" for name, value in changed.items())
             text = f"{r['learner']}, {r['dataset']}, {r['memory']}: {told}"
             counts[text] = counts.get(text, 0) + 1
