@@ -16,7 +16,7 @@ EPOCHS = 200
 
 NAMES = {
     "recollect": "recollect (this library's settings)",
-    "recollect-0.1": "recollect 0.1 (as they were)",
+    "recollect-0.1": "recollect 0.1 (its first settings)",
     "clustering": "Clustering (k-means per class)",
     "gmc": "GMC",
     "gmc-last-layer": "GMC, last layer",
