@@ -24,8 +24,8 @@ TABLE_MEMORIES = (
     "gss",
 )
 
-COMPARED = ("gmc", "gmc-last-layer", "recollect", "recollect-0.1")
-"""The kinds of gradient matching that are compared with a reservoir."""
+COMPARED = ("recollect", "recollect-0.1", "clustering", "gmc", "gmc-last-layer")
+"""What is compared with a reservoir."""
 
 RUN_BY_DEFAULT = tuple(name for name in TABLE_MEMORIES if name != "recollect-0.1")
 """What there are runs of from before is shown, and not run again unless asked for."""
