@@ -1,4 +1,7 @@
-"""The paper's data sets, ready to train on."""
+"""The paper's data sets, ready to train on.
+
+scikit-learn, which takes seconds to import, is imported where it is used.
+"""
 
 import io
 import os
@@ -12,9 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from sklearn.datasets import fetch_openml, load_digits
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from recollect.files import write_atomically
@@ -81,6 +81,8 @@ def load(name: str, folder: str | PathLike[str] | None = None) -> Dataset:
     split get one fixed, stratified split in 80 and 20 percent.
     """
     if name == "digits":
+        from sklearn.datasets import load_digits
+
         images, targets = load_digits(return_X_y=True)
         return _split_images(images.reshape(-1, 1, 8, 8).astype(np.float32) / 16, targets)
     if name not in SOURCES:
@@ -98,6 +100,9 @@ def load(name: str, folder: str | PathLike[str] | None = None) -> Dataset:
 
 def download(name: str, folder: Path) -> Path:
     """Fetch a data set from OpenML into a folder: checked, written whole or not at all."""
+    from rich.console import Console
+    from sklearn.datasets import fetch_openml
+
     source = SOURCES[name]
     with Console(stderr=True).status(f"downloading {name} from OpenML"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # scikit-learn tells of retries; what counts is how it ends
@@ -162,6 +167,8 @@ def _targets(values: NDArray[np.generic]) -> Tensor:
 
 
 def _stratified(targets: NDArray[np.generic]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    from sklearn.model_selection import train_test_split
+
     train, test = train_test_split(np.arange(len(targets)), test_size=0.2, random_state=SPLIT_SEED, stratify=targets)
     return np.sort(train), np.sort(test)
 

@@ -3,17 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+if TYPE_CHECKING:  # rich is imported when there is something to show
+    from rich.progress import Progress, TaskID
 
 
 class Bar:
@@ -24,7 +17,7 @@ class Bar:
 
 
 class _RichBar(Bar):
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: "Progress", task: "TaskID") -> None:
         self._progress, self._task = progress, task
 
     def advance(self, steps: float = 1) -> None:
@@ -39,10 +32,23 @@ def progress_bar(description: str, total: int, *, show: bool = True) -> Iterator
         >>> with progress_bar("choosing", total=2, show=False) as bar:
         ...     bar.advance()
     """
+    if not show:
+        yield Bar()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     # In a notebook rich draws by way of ipywidgets, and warns at every step where there are none.
     watched = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
-    if not (show and watched):
+    if not watched:
         yield Bar()
         return
     columns = (

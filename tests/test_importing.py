@@ -1,0 +1,52 @@
+"""What `import recollect` costs, and where it works."""
+
+import subprocess
+import sys
+
+from tests.test_docs import ROOT
+
+HEAVY = ("sklearn", "scipy", "pandas", "polars", "pyarrow", "matplotlib", "typer", "rich", "jinja2", "transformers")
+ONLY_POSIX = ("fcntl", "termios", "resource", "pwd", "grp", "pty", "syslog", "readline")
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+def test_importing_brings_nothing_heavy_that_torch_does_not_bring() -> None:
+    found = run(
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import recollect\n"
+        f"print(*sorted({{m.partition('.')[0] for m in set(sys.modules) - before}} & set({HEAVY!r})))"
+    )
+    assert found.split() == []
+
+
+def test_choosing_and_remembering_needs_nothing_heavy() -> None:
+    found = run(
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import recollect as rc\n"
+        "data = torch.randn(40, 3), torch.arange(40) % 2\n"
+        "memory = rc.GradientMatching(lambda: rc.models.mlp(3, 2), 5, inits=2)\n"
+        "memory.update(*data)\n"
+        "rc.GDumb(lambda: rc.models.mlp(3, 2), memory, epochs=1).predict(data[0])\n"
+        f"print(*sorted({{m.partition('.')[0] for m in set(sys.modules) - before}} & set({HEAVY!r})))"
+    )
+    assert found.split() == []
+
+
+def test_every_module_can_be_imported_without_what_only_posix_has() -> None:
+    found = run(
+        "import importlib, pkgutil, sys, torch\n"
+        f"sys.modules |= dict.fromkeys({ONLY_POSIX!r})\n"  # importing them fails from now on
+        "import recollect\n"
+        "names = [m.name for m in pkgutil.walk_packages(recollect.__path__, 'recollect.')\n"
+        "         if not m.name.startswith('recollect.integrations.') and not m.name.endswith('__main__')]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "print(len(names))"
+    )
+    assert int(found) > 40
