@@ -6,8 +6,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+_LIMB = 40  # bits of a number that are added up together
 _BLOCK = 32  # rows are turned into float64 this many at a time: a block that stays in the cache
 
 
@@ -29,6 +31,57 @@ def sum_rows(matrix: Tensor) -> Tensor:
 def row_norms(matrix: Tensor) -> Tensor:
     """The norm of each row, in float64, so that no square of a float32 number overflows or vanishes."""
     return torch.cat([torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in matrix.split(_BLOCK)])
+
+
+class ExactSum:
+    """A sum of rows of float64 numbers that depends neither on the order in which they are added nor on who adds which.
+
+    Each number is cut into whole multiples of powers of two, which add up without rounding: of the three highest powers
+    that its row needs, so that 80 bits and more below the largest number of the row are kept, where float64 has 53.
+    There is room for 2^22 additions.
+
+    Example:
+        >>> parts = torch.tensor([[1e16, 1.0], [1.0, 2.0], [-1e16, 4.0]], dtype=torch.float64)
+        >>> total, other = ExactSum(1, 2), ExactSum(1, 2)
+        >>> total.add(parts[:1])
+        >>> for part in parts[1:]:
+        ...     other.add(part[None])
+        >>> total.merge(other)
+        >>> total.value()
+        tensor([[1., 7.]], dtype=torch.float64)
+    """
+
+    def __init__(self, rows: int, width: int) -> None:
+        self.shape = rows, width
+        self._limbs: dict[int, NDArray[np.int64]] = {}  # multiples of 2^(40 k), by k
+
+    def add(self, values: Tensor, first: int = 0) -> None:
+        """Add to some rows, from the first one on."""
+        for row, numbers in enumerate(values.detach().cpu().double().numpy(), first):
+            largest = float(np.abs(numbers).max(initial=0.0))
+            if not math.isfinite(largest):
+                raise ValueError("a sum must be of finite numbers, got NaN or infinity")
+            top = math.frexp(largest)[1] // _LIMB
+            left = numbers
+            for k in range(top, top - 3, -1) if largest else ():
+                multiples = np.trunc(np.ldexp(left, -_LIMB * k))
+                left = left - np.ldexp(multiples, _LIMB * k)
+                limb = self._limbs.get(k)
+                if limb is None:
+                    limb = self._limbs[k] = np.zeros(self.shape, dtype=np.int64)
+                limb[row] += multiples.astype(np.int64)
+
+    def merge(self, other: "ExactSum") -> None:
+        """Add what another has added up."""
+        for k, limb in other._limbs.items():
+            self._limbs[k] = self._limbs[k] + limb if k in self._limbs else limb.copy()
+
+    def value(self) -> Tensor:
+        """The sum, rounded at the very end."""
+        total = np.zeros(self.shape)
+        for k in sorted(self._limbs):  # from the smallest on
+            total += np.ldexp(self._limbs[k].astype(np.float64), _LIMB * k)
+        return torch.from_numpy(total)
 
 
 def power_of_two(value: float) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 from recollect.batch import Batch
 from recollect.dictionary import Dictionary
 from recollect.embedding import GradientEmbedding, Prepared
+from recollect.numerics import ExactSum
 from recollect.progress import progress_bar
 from recollect.randomness import uniform_keys
 from recollect.sources import recut
@@ -28,7 +29,7 @@ class Arrivals:
     """
 
     candidates: Batch
-    total: Tensor | None
+    total: ExactSum | None
     count: int
     prepared: Prepared
     classes: Tensor
@@ -37,7 +38,7 @@ class Arrivals:
         """The sum of the embeddings of all examples, and those of the candidates."""
         some = self.candidates
         found = embedding.dictionary(some.inputs, some.targets, prepared=self.prepared, progress=progress)
-        return found.sum() if self.total is None else self.total, found
+        return found.sum() if self.total is None else self.total.value().flatten().to(embedding.device), found
 
 
 def one_pass(
@@ -65,7 +66,7 @@ def one_pass(
         progress: show a progress bar in a terminal.
     """
     first, batches = _peek(batches)
-    total: Tensor | None = None
+    total: ExactSum | None = None
     some: Batch | None = None
     count, classes = 0, _classes(first.targets)
     with progress_bar("looking at examples", length or 1, show=progress and length is not None) as bar:
@@ -77,7 +78,7 @@ def one_pass(
             some = block if some is None else Batch.joined([some, block])
             if count > limit:
                 new = some if total is None else block  # until now all were candidates, and may have been all there are
-                total = embedding.total(new.inputs, new.targets, prepared=prepared, onto=total)
+                total = embedding.add_total(total, new.inputs, new.targets, prepared=prepared)
                 some = some.take(
                     uniform_keys(seed, some.ids.cpu(), "shortlist").topk(limit, largest=False).indices.sort().values
                 )

@@ -40,7 +40,7 @@ from recollect.embedding.scaling import ScaledLoss, ScaleOutputs, TargetScale, c
 from recollect.embedding.scaling import scales as scales_outputs
 from recollect.embedding.stacked import LARGEST, StackedDraws, is_only_linear
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
-from recollect.numerics import lazy_zeros
+from recollect.numerics import ExactSum, lazy_zeros
 from recollect.progress import progress_bar
 from recollect.randomness import derive_seed, generator
 
@@ -199,30 +199,40 @@ class GradientEmbedding:
             found = None if self.layers == "all" else self._factors(known, inputs, targets, progress)
             return found or InMemory(self.embed(inputs, targets, prepared=known, progress=progress))
 
-    def total(
-        self,
-        inputs: Any,
-        targets: Any,
-        *,
-        prepared: Prepared | None = None,
-        onto: Tensor | None = None,
-        progress: bool = False,
-    ) -> Tensor:
+    def total(self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False) -> Tensor:
         """The sum of the embeddings in float64, (inits * dim,), for the price of plain passes: no row is ever formed.
 
         Args:
             inputs: a tensor, or a dict or tuple of tensors, one row per example.
             targets: one row per example.
             prepared: by what `prepare` returned; by default what the first examples that were embedded decided.
-            onto: the total of earlier examples, to go on from: bit for bit the total of all, if there were a multiple
-                of `block_rows` before.
             progress: show a progress bar in a terminal.
+        """
+        return (
+            self.add_total(None, inputs, targets, prepared=prepared, progress=progress)
+            .value()
+            .flatten()
+            .to(self.device)
+        )
+
+    def add_total(
+        self,
+        before: ExactSum | None,
+        inputs: Any,
+        targets: Any,
+        *,
+        prepared: Prepared | None = None,
+        progress: bool = False,
+    ) -> ExactSum:
+        """As `total`, added to what others have added up, (inits, dim), in place.
+
+        Whoever adds which examples, in whatever order, the sum is the same bit for bit, as long as each adds a multiple
+        of `block_rows` consecutive ones, but for the last.
         """
         inputs, targets = check_examples(inputs, targets)
         with self._knowing(prepared, inputs, targets) as known:
-            out = torch.zeros(self.inits, self._width(known.plan), dtype=torch.float64, device=self.device)
-            if onto is not None:
-                out += onto.to(self.device).view_as(out)
+            width = self._width(known.plan)
+            total = ExactSum(self.inits, width) if before is None else before
             block = self.block_rows(inputs)
             sums: dict[int, dict[str, Tensor]] = {}
             for rows, draws, passing, examples in self._passes(known, True, inputs, targets, progress):
@@ -230,10 +240,14 @@ class GradientEmbedding:
                 for name, gradient in passing.summed(*examples).items():
                     mine[name] = mine[name].add_(gradient) if name in mine else gradient.double()
                 if rows.stop == len(targets) or rows.stop % block == 0:
-                    passing.add_sums(out[draws], sums.pop(draws.start), self._scale)
-            if not torch.isfinite(out).all():
-                raise ValueError("gradients must be finite, got NaN or infinity: scale the inputs or check the loss")
-        return out.flatten()
+                    out = torch.zeros(draws.stop - draws.start, width, dtype=torch.float64, device=self.device)
+                    passing.add_sums(out, sums.pop(draws.start), self._scale)
+                    if not torch.isfinite(out).all():
+                        raise ValueError(
+                            "gradients must be finite, got NaN or infinity: scale the inputs or check the loss"
+                        )
+                    total.add(out, draws.start)
+        return total
 
     @contextmanager
     def _knowing(self, prepared: Prepared | None, inputs: Inputs, targets: Tensor) -> Iterator[Prepared]:
