@@ -128,6 +128,12 @@ def test_figures_are_drawn_from_results_and_from_nothing(tmp_path: Path) -> None
             assert all(path.stat().st_size > 1000 for path in paths)
     drawn = figures.sensitivity(varied).axes[0].lines[0]
     assert drawn.get_xdata().tolist() == [3, 10]
+    elsewhere = [result(dataset="covertype", size=s, memory="recollect", options={"inits": 5}) for s in (200, 1000)]
+    rows = figures.sensitivity([*varied, *elsewhere]).axes
+    assert [axes.get_title() for axes in rows if axes.get_title()] == [
+        "Covertype, 200 kept", "Covertype, 1000 kept", "Fashion-MNIST, by classes, 1000 kept"
+    ]  # fmt: skip
+    assert [[line.get_xdata().tolist() for line in axes.lines] for axes in rows[:3]] == [[[5]], [], []]
 
 
 def test_class_frequencies_add_up_to_one() -> None:

@@ -1,7 +1,9 @@
 """Figures as pure functions of results: means with one standard deviation, as in the paper."""
 
+from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -25,6 +27,9 @@ COLORS = {
     "sliding-window": "#999999",
     "gss": "#d18f00",
 }
+Place: TypeAlias = tuple[str, int]
+"""A data set and a memory size."""
+
 _STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "recollect"}
 
 
@@ -78,23 +83,29 @@ def gain_over_reservoir(results: Results, learner: str) -> Figure:
 
 
 def sensitivity(results: Results) -> Figure:
-    """GDumb on Fashion-MNIST at size 1000 while S, d and lambda vary (Figure 3)."""
-    labels = {"inits": "S, initialisations", "dim": "d, numbers per initialisation", "regularization": "lambda / S"}
+    """GDumb while S, d and lambda vary (Figure 3): a row for each data set and size that was run."""
+    labels = {"inits": "S, initialisations", "dim": "d, numbers per initialisation", "regularization": "lambda"}
+    places = _places(results, lambda r: r["options"] in [c for some in _tried(r).values() for c in some])
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12, 3.6), layout="constrained")
-        for axes, (name, tried) in zip(figure.subplots(1, 3, sharey=True), SENSITIVITY.items(), strict=True):
-            cells = _by_option(results, lambda o, name=name, tried=tried: o[name] if o in tried else None)
-            if cells:
-                _curve(axes, cells, COLORS["gmc"], "GMC")
-            axes.set_xscale("log")
-            axes.set_xlabel(labels[name])
-            axes.grid(axis="y", alpha=0.25)
+        figure = Figure(figsize=(12, 3.1 * max(1, len(places)) + 0.5), layout="constrained")
+        rows = figure.subplots(max(1, len(places)), len(labels), sharey="row", squeeze=False)
+        for i, row in enumerate(rows):
+            for axes, (name, label) in zip(row, labels.items(), strict=True):
+                for place, (memory, varied) in product(places[i : i + 1], SENSITIVITY.items()):
+                    tried = varied[name]
+                    cells = _by_option(results, place, memory, lambda o, n=name, t=tried: o[n] if o in t else None)
+                    if cells:
+                        _curve(axes, cells, COLORS[memory], NAMES[memory])
+                _varied_axes(axes, label)
+            if places:
+                row[1].set_title(_title(places[i]))
+        _common_legend(figure, dict(enumerate(rows.flatten())))
         figure.supylabel("final test accuracy [%]")
     return figure
 
 
 def initialisation(results: Results) -> Figure:
-    """GDumb on Fashion-MNIST at size 1000 with other initialisation distributions (Figure 4)."""
+    """GDumb with other initialisation distributions (Figure 4)."""
     return _two_curves(results, "init", ("kaiming_uniform", "kaiming_normal"), "init_scale", "scale of the draws")
 
 
@@ -153,31 +164,53 @@ def _panels(names: list[str]) -> tuple[Figure, dict[str, Axes]]:
     return figure, dict(zip(names, grid, strict=False))
 
 
+def _title(place: Place) -> str:
+    return f"{NAMES[place[0]]}, {place[1]} kept"
+
+
+def _tried(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return SENSITIVITY.get(result["memory"], {})
+
+
+def _places(results: Results, wanted: Callable[[dict[str, Any]], bool]) -> list[Place]:
+    """Where GDumb was run with varied settings of the wanted kind, in the order of the tables."""
+    found = {(r["dataset"], r["size"]) for r in varying(results) if r["learner"] == "gdumb" and wanted(r)}
+    return sorted((place for place in found if place[0] in DATASETS), key=lambda p: (DATASETS.index(p[0]), p[1]))
+
+
 def _two_curves(results: Results, name: str, values: tuple[str, str], varied: str, label: str) -> Figure:
+    """A panel for each data set and size at which the paper's matching was run with both options set."""
+    places = _places(results, lambda r: r["memory"] == "gmc" and set(r["options"]) == {name, varied})
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(5.6, 3.8), layout="constrained")
-        axes = figure.subplots()
-        for value, color in zip(values, (COLORS["gmc"], COLORS["reservoir"]), strict=True):
-            cells = _by_option(
-                results,
-                lambda o, value=value: o[varied] if set(o) == {name, varied} and o[name] == value else None,
-            )
-            if cells:
-                _curve(axes, cells, color, value.replace("_", " "))
-        axes.set_xscale("log")
-        axes.set_xlabel(label)
-        axes.set_ylabel("final test accuracy [%]")
-        axes.grid(axis="y", alpha=0.25)
-        if axes.lines:
-            axes.legend(frameon=False)
+        figure, panels = _panels([_title(place) for place in places])
+        for place, (title, axes) in zip(places, panels.items(), strict=True):
+            for value, color in zip(values, (COLORS["gmc"], COLORS["reservoir"]), strict=True):
+                cells = _by_option(
+                    results,
+                    place,
+                    "gmc",
+                    lambda o, value=value: o[varied] if set(o) == {name, varied} and o[name] == value else None,
+                )
+                if cells:
+                    _curve(axes, cells, color, value.replace("_", " "))
+            _varied_axes(axes, label)
+            axes.set_title(title)
+        _common_legend(figure, panels)
+        figure.supylabel("final test accuracy [%]")
     return figure
 
 
-def _by_option(results: Results, value_of: Any) -> dict[float, Cell]:
-    """Cells of GDumb on Fashion-MNIST at size 1000 by what was varied."""
+def _varied_axes(axes: Axes, label: str) -> None:
+    axes.set_xscale("log")
+    axes.set_xlabel(label)
+    axes.grid(axis="y", alpha=0.25)
+
+
+def _by_option(results: Results, place: Place, memory: str, value_of: Any) -> dict[float, Cell]:
+    """Cells of GDumb at a data set and size by what was varied."""
     groups: dict[float, list[float]] = {}
     for r in varying(results):
-        if (r["learner"], r["dataset"], r["memory"], r["size"]) == ("gdumb", "fashion-mnist", "gmc", 1000):
+        if (r["learner"], (r["dataset"], r["size"]), r["memory"]) == ("gdumb", place, memory):
             value = value_of(r["options"])
             if value is not None:
                 groups.setdefault(value, []).append(r["final_accuracy"])
@@ -200,7 +233,7 @@ def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow
     axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
 
 
-def _common_legend(figure: Figure, panels: dict[str, Axes]) -> None:
+def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
     """One legend for all panels, below them."""
     handles = {label: h for axes in panels.values() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
