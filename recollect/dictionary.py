@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import torch
@@ -61,7 +61,72 @@ class InMemory:
         return row_norms(self._embeddings)
 
 
-class OnDisk:
+class _InBlocks:
+    """What is the same for all candidates that are read a block at a time."""
+
+    dtype: torch.dtype
+    dim: int
+    _totals: tuple[Tensor, Tensor] | None = None
+
+    def _blocks(self) -> Iterator[Tensor]:
+        raise NotImplementedError
+
+    def products(self, vectors: Tensor) -> Tensor:
+        v = vectors.to(self.dtype)
+        return torch.cat([block @ v for block in self._blocks()])
+
+    def _read_totals(self) -> tuple[Tensor, Tensor]:
+        if self._totals is None:
+            total, norms = torch.zeros(self.dim, dtype=torch.float64), []
+            for block in self._blocks():
+                total += sum_rows(block)
+                norms.append(row_norms(block))
+            self._totals = (total, torch.cat(norms))
+        return self._totals
+
+    def sum(self) -> Tensor:
+        return self._read_totals()[0].clone()
+
+    def norms(self) -> Tensor:
+        return self._read_totals()[1].clone()
+
+
+class Mapped(_InBlocks):
+    """Candidates in an array that is mapped from a file, such as somebody's store of gradients; never held whole.
+
+    Half precision is turned into float32 a block at a time, and so are whole numbers.
+
+    Args:
+        array: one row per candidate.
+    """
+
+    def __init__(self, array: "np.ndarray[Any, Any]") -> None:
+        if array.dtype.names is not None:
+            raise ValueError(
+                "embeddings must be rows of numbers, got an array with named fields: map it as plain numbers, "
+                "as bergson's load_gradients(..., structured=False) does"
+            )
+        if array.ndim != 2 or not array.size or array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+            raise ValueError(
+                f"embeddings must be a matrix of numbers with one row per candidate, got shape {array.shape} of "
+                f"{array.dtype}"
+            )
+        self._array = array
+        self._type = np.dtype(np.float64 if array.dtype.itemsize == 8 else np.float32)
+        self.dim, self.dtype = array.shape[1], torch.float64 if array.dtype.itemsize == 8 else torch.float32
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def _blocks(self) -> Iterator[Tensor]:
+        for first in range(0, len(self), _SCAN_ROWS):
+            yield torch.from_numpy(np.array(self._array[first : first + _SCAN_ROWS], dtype=self._type))
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return torch.from_numpy(np.array(self._array[indices.numpy()], dtype=self._type))
+
+
+class OnDisk(_InBlocks):
     """Candidates in a NumPy file, read a block at a time, so that they may be larger than memory.
 
     Resident memory is one block of 1024 rows plus what pursuit keeps of the chosen ones.
@@ -96,7 +161,6 @@ class OnDisk:
         self._row_bytes = self.dim * self._numpy_dtype.itemsize
         if self.path.stat().st_size < self._start + self._n * self._row_bytes:
             raise ValueError(f"{str(path)!r} must hold {self._n} rows, got a file that ends before: it is truncated")
-        self._totals: tuple[Tensor, Tensor] | None = None
 
     @classmethod
     def write(cls, path: str | PathLike[str], blocks: Iterable[Tensor]) -> "OnDisk":
@@ -128,10 +192,6 @@ class OnDisk:
                 _read_exactly(file, block.data.cast("B"))
                 yield torch.from_numpy(block)
 
-    def products(self, vectors: Tensor) -> Tensor:
-        v = vectors.to(self.dtype)
-        return torch.cat([block @ v for block in self._blocks()])
-
     def rows(self, indices: Tensor) -> Tensor:
         out = np.empty((len(indices), self.dim), dtype=self._numpy_dtype)
         with self.path.open("rb", buffering=0) as file:
@@ -139,21 +199,6 @@ class OnDisk:
                 file.seek(self._start + index * self._row_bytes)
                 _read_exactly(file, memoryview(row).cast("B"))
         return torch.from_numpy(out)
-
-    def _read_totals(self) -> tuple[Tensor, Tensor]:
-        if self._totals is None:
-            total, norms = torch.zeros(self.dim, dtype=torch.float64), []
-            for block in self._blocks():
-                total += sum_rows(block)
-                norms.append(row_norms(block))
-            self._totals = (total, torch.cat(norms))
-        return self._totals
-
-    def sum(self) -> Tensor:
-        return self._read_totals()[0].clone()
-
-    def norms(self) -> Tensor:
-        return self._read_totals()[1].clone()
 
 
 class Factored:

@@ -48,8 +48,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from recollect.arrays import as_tensor
 from recollect.checks import check_number, check_size
-from recollect.dictionary import Dictionary, InMemory
+from recollect.dictionary import Dictionary, InMemory, Mapped
 from recollect.numerics import lazy_zeros, power_of_two, sum_rows
 from recollect.progress import Bar, progress_bar
 
@@ -560,8 +561,10 @@ def _sum(dictionary: Dictionary, which: Tensor) -> Tensor:
 
 
 def _as_dictionary(embeddings: Tensor | np.ndarray | Dictionary) -> Dictionary:
+    if isinstance(embeddings, np.memmap):
+        return Mapped(embeddings)
     if isinstance(embeddings, np.ndarray) and embeddings.dtype.kind in "fiub":
-        embeddings = torch.from_numpy(embeddings)
+        embeddings = as_tensor(embeddings, "embeddings")
     if not isinstance(embeddings, Tensor):
         if not hasattr(embeddings, "products"):
             raise ValueError(f"embeddings must be a matrix of numbers or a dictionary, got {type(embeddings).__name__}")

@@ -1,5 +1,6 @@
 """Examples from anywhere: the same choice, in one pass, whoever holds them."""
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -294,3 +295,36 @@ def test_truth_values_beside_fractions_are_numbers() -> None:
     frame = pd.DataFrame({"a": [0.5, 1.5], "b": [True, False]})
     inputs, _ = examples_of(frame, [0, 1])
     assert inputs.tolist() == [[0.5, 1.0], [1.5, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8, ">f4"])
+def test_pursuit_of_a_mapped_store_is_that_of_its_rows(dtype: Any, tmp_path: Path) -> None:
+    rows = (10 * torch.randn(3000, 30, generator=torch.Generator().manual_seed(0)) + 3).numpy().astype(dtype)
+    np.save(tmp_path / "store.npy", rows)
+    mapped = np.load(tmp_path / "store.npy", mmap_mode="r")
+    plain = rows.astype(np.float64 if dtype == np.float64 else np.float32)
+    assert_same(rc.pursue(mapped, 20), rc.pursue(torch.from_numpy(plain), 20))
+    assert_same(rc.pursue(mapped[1:2001, :20], 0.01), rc.pursue(torch.from_numpy(plain[1:2001, :20]), 20))
+
+
+def test_a_mapped_store_is_not_copied(tmp_path: Path) -> None:
+    store = np.lib.format.open_memmap(tmp_path / "grads.mmap", mode="w+", dtype=np.float16, shape=(20_000, 400))
+    for i in range(0, 20_000, 1000):
+        store[i : i + 1000] = torch.randn(1000, 400, generator=torch.Generator().manual_seed(i)).numpy()
+    mapped = np.load(tmp_path / "grads.mmap", mmap_mode="r")
+    tracemalloc.start()
+    try:
+        rc.pursue(mapped, 3)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < mapped.nbytes / 2
+
+
+def test_stores_that_are_no_rows_of_numbers_are_refused(tmp_path: Path) -> None:
+    named = np.lib.format.open_memmap(tmp_path / "a", mode="w+", dtype=[("layer", np.float32, 3)], shape=(4,))
+    with pytest.raises(ValueError, match=r"map it as plain numbers, as bergson's load_gradients"):
+        rc.pursue(named, 2)
+    flat = np.lib.format.open_memmap(tmp_path / "b", mode="w+", dtype=np.float32, shape=(4,))
+    with pytest.raises(ValueError, match=r"one row per candidate, got shape \(4,\) of float32"):
+        rc.pursue(flat, 2)
