@@ -67,7 +67,7 @@ class Convolutions(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Examples and positions flattened into one dimension, then a LayerNorm without a bias."""
+    """A padding row that is counted from the end; positions flattened into the examples; a LayerNorm without a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,8 +77,24 @@ class Tokens(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.mix(self.table(x).reshape(-1, 8)).reshape(len(x), 4, 8)
+        h = F.embedding(x, self.table.weight, padding_idx=-1)  # the last row does not learn
+        h = self.mix(h.reshape(-1, 8)).reshape(len(x), 4, 8)
         return self.head(torch.tanh(self.norm(h)).mean(1))  # type: ignore[no-any-return]
+
+
+class SharedBias(nn.Module):
+    """Biases that belong to two weights each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.near, self.far = nn.Conv1d(1, 4, 3, stride=2), nn.Conv1d(1, 4, 3, stride=2, dilation=2, padding=1)
+        self.right.bias, self.far.bias = self.left.bias, self.near.bias
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (self.left(x) + self.right(x.tanh())).tanh()[:, None]
+        return self.head((self.near(x) * self.far(x)).mean(2))  # type: ignore[no-any-return]
 
 
 class Encoder(nn.Module):
@@ -283,6 +299,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "strange": (Strange, _numbers(6)),
     "convolutions": (Convolutions, _numbers(2, 7, 6)),
     "tokens": (Tokens, _tokens(4)),
+    "shared bias": (SharedBias, _numbers(6)),
     "recurrent": (Recurrent, _numbers(5, 3)),
     "encoder": (Encoder, _tokens(6)),
     "decoder": (Decoder, _tokens(5)),

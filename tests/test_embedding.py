@@ -45,13 +45,22 @@ def test_unprojected_embeddings_equal_the_gradients_of_torch_func(network: str) 
     assert relative_difference(embeddings, truth) < 1e-5
 
 
+PROJECTIONS: list[tuple[str, ProjectionName, int]] = [
+    *((name, "sparse", 40) for name in NETWORKS if name not in ("mlp", "cnn", "resnet")),
+    *((name, "kronecker", 40) for name in NETWORKS if name not in ("mlp", "cnn", "resnet")),
+    # wide enough for sides that are only given signs
+    *((name, "kronecker", dim) for name, dim in (("convolutions", 120), ("encoder", 250), ("tokens", 250))),
+]
+
+
 @slow_path
-@pytest.mark.parametrize("projection", ["sparse", "kronecker"])
-@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in ("mlp", "cnn", "resnet")])
-def test_embeddings_are_the_dense_projection_of_the_gradients(network: str, projection: ProjectionName) -> None:
+@pytest.mark.parametrize(("network", "projection", "dim"), PROJECTIONS)
+def test_embeddings_are_the_dense_projection_of_the_gradients(
+    network: str, projection: ProjectionName, dim: int
+) -> None:
     """What was drawn, written out as a matrix, applied to gradients that were formed by torch.func."""
     make_model, inputs = NETWORKS[network]
-    embedding = rc.GradientEmbedding(make_model, inits=2, dim=40, projection=projection, batch_size=4)
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=dim, projection=projection, batch_size=4)
     embeddings = embedding.embed(inputs, LABELS)
     assert embedding.prepared is not None and embedding.prepared.draws is not None
     plan = embedding.prepared.plan

@@ -257,6 +257,12 @@ def test_structured_inputs_are_kept_and_saved(make: Callable[..., rc.Memory], tm
     loaded = rc.load_memory(tmp_path).batch.inputs
     assert isinstance(loaded, dict)
     assert torch.equal(loaded["right"], inputs[memory.batch.ids])
+    memory = make()
+    memory.update((inputs,), targets, model=the_model())
+    memory.save(tmp_path)
+    loaded = rc.load_memory(tmp_path).batch.inputs
+    assert isinstance(loaded, tuple)
+    assert torch.equal(loaded[0], inputs[memory.batch.ids])
 
 
 def test_sampling_and_loading(make: Callable[..., rc.Memory]) -> None:
@@ -346,11 +352,10 @@ def test_loading_a_checkpoint_copies_it(make: Callable[..., rc.Memory]) -> None:
     fill(memory, [30])
     state = memory.state_dict()
     loaded.load_state_dict(state)
-    before = loaded.batch.inputs.clone()
+    before = copy.deepcopy(loaded)
     for value in state["tensors"].values():
         value.zero_()
-    assert torch.equal(loaded.batch.inputs, before)
-    assert float(loaded.batch.weights.sum()) > 0
+    assert same(loaded, before)
 
 
 def damaged_states(state: dict[str, Any]) -> Iterator[Any]:
@@ -363,6 +368,7 @@ def damaged_states(state: dict[str, Any]) -> Iterator[Any]:
         yield {key: value for key, value in state.items() if key != name}
     for seen in (-1, 2.0, None, 0, 5):
         yield {**state, "seen": seen}
+    yield {**state, "inputs": None}
     tensors = state["tensors"]
     for name in ("generator", "inputs.", "targets", "weights", "ids"):
         for bad in (None, tensors[name][:2], torch.zeros(()), tensors[name].flip(0)[:3]):
@@ -464,13 +470,18 @@ def test_only_a_device_that_holds_values_will_do(make: Callable[..., rc.Memory])
 # Memories that users write
 
 
-def test_a_memory_of_ones_own_is_found_by_its_name(tmp_path: Path) -> None:
-    memory = EveryOther(12, step=3)
+class Derived(EveryOther):
+    """Of a class that is itself derived."""
+
+
+@pytest.mark.parametrize("kind", [EveryOther, Derived])
+def test_a_memory_of_ones_own_is_found_by_its_name(kind: type[EveryOther], tmp_path: Path) -> None:
+    memory = kind(12, step=3)
     fill(memory, [30])
     memory.save(tmp_path)
-    assert f'"memory": "{EveryOther.__module__}.EveryOther"' in (tmp_path / "memory.json").read_text()
-    assert type(rc.load_memory(tmp_path)) is EveryOther
-    assert rc.load_memory(tmp_path, kind=EveryOther).step == 3
+    assert f'"memory": "{kind.__module__}.{kind.__name__}"' in (tmp_path / "memory.json").read_text()
+    assert type(rc.load_memory(tmp_path)) is kind
+    assert rc.load_memory(tmp_path, kind=kind).step == 3
 
 
 def test_nothing_is_imported_because_a_file_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
