@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 from recollect.batch import Batch, check_same_form, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
@@ -58,7 +58,7 @@ def rehearsal_loader(
 
 
 def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample]:
-    if isinstance(dataset, Dataset) and hasattr(dataset, "__len__"):
+    if isinstance(dataset, Dataset) and hasattr(dataset, "__len__") and not isinstance(dataset, TensorDataset):
         return Arriving(dataset, held, target)
     source = examples_of(dataset, target=target)
     if isinstance(source, Stream):
