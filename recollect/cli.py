@@ -94,7 +94,7 @@ def run(
 
 @app.command()
 def reproduce(
-    target: Annotated[str, typer.Argument(help="table-gdumb, table-er, figure-sensitivity, figure-per-task, ...")],
+    target: Annotated[str, typer.Argument(help="table-gdumb, table-er, tables, figure-sensitivity, ...")],
     dataset: Annotated[list[str] | None, typer.Option(help="Only these data sets.")] = None,
     memory: Annotated[list[str] | None, typer.Option(help="Only these memories.")] = None,
     size: Annotated[list[int] | None, typer.Option(help="Only these sizes.")] = None,
@@ -102,6 +102,9 @@ def reproduce(
     epochs: Annotated[int, typer.Option(help="Passes at each training; cells of fewer than 200 say so.")] = 200,
     workers: Annotated[int, typer.Option(help="How many processes.")] = 1,
     results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results/paper.jsonl"),
+    cheapest_first: Annotated[
+        bool, typer.Option("--cheapest-first", help="Begin with what takes the least time for each result.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is left, and how long it may take.")] = False,
 ) -> None:
     """Run the experiments behind one of the paper's tables or figures; may be stopped and continued at any time."""
@@ -122,7 +125,7 @@ def reproduce(
     time_left = "no stored run to estimate the time by" if left is None else f"about {in_words(left / workers)} left"
     say(f"{target}: {len(experiments)} experiments, {len(experiments) - len(todo)} done, {time_left}")
     if not dry_run:
-        added = reproduce_experiments(experiments, store, workers=workers)
+        added = reproduce_experiments(experiments, store, workers=workers, cheapest_first=cheapest_first)
         say(f"{added} results added to {results}")
 
 

@@ -353,6 +353,26 @@ def test_reproducing_in_processes_gives_the_same_results_and_repeats_nothing(tmp
     assert left > 0
 
 
+def test_the_cheapest_come_first_as_told_by_stored_runs_like_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "results.jsonl")
+    for memory, seconds, choosing in (("reservoir", 50.0, 0.0), ("gss", 90.0, 0.0), ("gmc", 60.0, 58.0)):
+        key = Experiment("gdumb", "digits", memory, 10, epochs=10).key()
+        store.append({**key, "seconds": seconds, "seconds_of": {"choose": choosing, "observe": seconds - choosing}})
+    wanted = [Experiment("gdumb", "digits", m, 10, seed=1, epochs=100) for m in ("reservoir", "gss", "gmc")]
+    assert estimate_seconds(wanted, store) == pytest.approx(500 + 900 + 58 + 20)
+    ran: list[str] = []
+
+    def noting(group: tuple[Experiment, ...], **_: object) -> list[list[dict[str, Any]]]:
+        ran.extend(e.memory for e in group)
+        return [[e.key() for e in group]]
+
+    monkeypatch.setattr("recollect.experiments.runner.run_group", noting)
+    assert reproduce(wanted, store, progress=False, cheapest_first=True) == 3
+    assert ran == ["gmc", "reservoir", "gss"]
+
+
 def test_a_dry_run_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +380,7 @@ def test_a_dry_run_runs_nothing(
     with pytest.raises(SystemExit) as caught:
         main(["reproduce", "table-gdumb", "--dataset", "covertype", "--seeds", "3", "--dry-run"])
     assert caught.value.code == 0
-    assert "120 experiments, 0 done, no stored run to estimate the time by" in capsys.readouterr().out.replace(
+    assert "135 experiments, 0 done, no stored run to estimate the time by" in capsys.readouterr().out.replace(
         "\n", " "
     )
     assert list(tmp_path.iterdir()) == []

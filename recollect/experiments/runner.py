@@ -35,7 +35,14 @@ def outstanding(experiments: Iterable[Experiment], store: Results) -> list[Exper
     return [experiment for experiment in experiments if store.normalised(experiment.key()) not in done]
 
 
-def reproduce(experiments: Iterable[Experiment], store: Results, *, workers: int = 1, progress: bool = True) -> int:
+def reproduce(
+    experiments: Iterable[Experiment],
+    store: Results,
+    *,
+    workers: int = 1,
+    progress: bool = True,
+    cheapest_first: bool = False,
+) -> int:
     """Run what is outstanding and store it as it comes; returns how many results were added.
 
     Args:
@@ -43,8 +50,12 @@ def reproduce(experiments: Iterable[Experiment], store: Results, *, workers: int
         store: where results are; may be continued at any time.
         workers: how many processes; the threads of the machine are shared among them.
         progress: show a progress bar in a terminal.
+        cheapest_first: begin with those that take the least time for each result, judged by what is stored.
     """
     groups = grouped(outstanding(experiments, store))
+    if cheapest_first:
+        expected = expected_seconds(store)
+        groups.sort(key=lambda group: sum(expected(e) or math.inf for e in group) / len(group))
     with progress_bar("reproducing", sum(map(len, groups)), show=progress) as bar:
         if workers <= 1:
             return sum(_run_and_store(group, store, bar.advance) for group in groups)
@@ -92,19 +103,28 @@ def _tell(share: float) -> None:
         _done.value += share
 
 
+def expected_seconds(store: Results) -> Callable[[Experiment], float | None]:
+    """A function that says how long an experiment will take, from stored ones like it; None with nothing to go by.
+
+    Choosing takes as long whatever the epochs, and training as many times longer as there are more of them.
+    """
+    known: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
+    for result in store.read():
+        choosing = min(result["seconds"], result.get("seconds_of", {}).get("choose", 0.0))
+        for key in _likeness(result):
+            known.setdefault(key, []).append((choosing, (result["seconds"] - choosing) / result["epochs"]))
+
+    def expected(experiment: Experiment) -> float | None:
+        times = next((known[key] for key in _likeness(experiment.key()) if key in known), None)
+        return None if times is None else median(c + experiment.epochs * t for c, t in times)
+
+    return expected
+
+
 def estimate_seconds(experiments: Iterable[Experiment], store: Results) -> float | None:
     """How long the outstanding ones will take, from stored ones like them; None if there is nothing to go by."""
-    known: dict[tuple[Any, ...], list[float]] = {}
-    for result in store.read():
-        for key in _likeness(result):
-            known.setdefault(key, []).append(result["seconds"])
-    total = 0.0
-    for experiment in outstanding(experiments, store):
-        times = next((known[key] for key in _likeness(experiment.key()) if key in known), None)
-        if times is None:
-            return None
-        total += median(times)
-    return total
+    times = [*map(expected_seconds(store), outstanding(experiments, store))]
+    return None if None in times else sum(time for time in times if time is not None)
 
 
 def _likeness(key: dict[str, Any]) -> list[tuple[Any, ...]]:
