@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-FIRST_OF = {"sklearn": "sklearn.base"}
+FIRST_OF = {"sklearn": "sklearn.base", "huggingface": "datasets"}
 
 
 @pytest.mark.parametrize("extra", FIRST_OF)
