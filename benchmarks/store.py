@@ -2,15 +2,19 @@
 
 `covertype`: models trained on the 1000 exported rows with their weights, against a reservoir of the same size, and how
 fast files are taken in. `limits`: peak memory of `recollect select` on a file, and on one ten times as large.
+`million`: time and peak memory of `recollect select` on a million made-up rows of 20 columns in Parquet; a checkout of
+an older version in $BEFORE is measured beside it, and $ROWS sets another number of rows.
 
-`python benchmarks/store.py [covertype] [limits]`; both by default.
+`python benchmarks/store.py [covertype] [limits] [million]`; all by default.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
@@ -121,6 +125,43 @@ def limits() -> None:
     print_table("Peak memory of `recollect select`", ["rows", "limit", "peak", "rows per second"], rows)
 
 
+def made_up(rows: int) -> pa.Table:
+    """Numbers, whole numbers, words, a day and a class that depends on them."""
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(14, rows)).astype(np.float32)
+    score = numbers[0] + numbers[1] * numbers[2] + 0.5 * rng.normal(size=rows)
+    columns: dict[str, object] = {f"number {i}": column for i, column in enumerate(numbers)}
+    columns |= {f"count {i}": rng.poisson(4, rows) for i in range(2)}
+    columns |= {name: rng.choice(words, rows) for name, words in _WORDS.items()}
+    columns["day"] = np.datetime64("2024-01-01") + rng.integers(0, 365, rows)
+    return pa.table({**columns, "label": np.digitize(score, [-1.5, 0.0, 2.0])})
+
+
+_WORDS = {"color": ["red", "green", "blue"], "country": ["at", "ch", "de", "fr", "it", "nl", "se", "uk"]}
+
+
+def million() -> None:
+    """The real command in its own process, as for `limits`; one thread."""
+    count = int(os.environ.get("ROWS", 1_000_000))
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.parquet")
+        pyarrow.parquet.write_table(made_up(count), path)
+        for name, place in {"this": str(Path(__file__).parents[1]), "before": os.environ.get("BEFORE")}.items():
+            if place is None:
+                continue
+            command = [sys.executable, "-c", _PEAK, "select", str(path), "--target", "label", "--size", str(SIZE)]
+            command += ["-o", f"{folder}/out.parquet", "--json"]
+            environment = {**os.environ, "PYTHONPATH": place, "OMP_NUM_THREADS": "1"}
+            start = time.perf_counter()
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            seconds = time.perf_counter() - start
+            answer, peak = json.loads(done.stdout), int(re.findall(r"peak (\d+)", done.stderr)[0])
+            rows.append([name, f"{seconds:,.0f}", f"{peak * 1024 / 1e9:.2f} GB", count / seconds, answer["error"]])
+    header = ["version", "seconds", "peak", "rows per second", "matching error"]
+    print_table(f"`recollect select` on {count:,} rows of 20 columns, {SIZE} kept", header, rows)
+
+
 _PEAK = """
 import resource, sys
 from recollect.cli import main
@@ -132,5 +173,5 @@ finally:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["covertype", "limits"]:
+    for name in sys.argv[1:] or ["covertype", "limits", "million"]:
         globals()[name]()

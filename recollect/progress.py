@@ -25,7 +25,7 @@ class _RichBar(Bar):
 
 
 @contextmanager
-def progress_bar(description: str, total: int, *, show: bool = True) -> Iterator[Bar]:
+def progress_bar(description: str, total: int | None, *, show: bool = True) -> Iterator[Bar]:
     """A bar on standard error, or in a notebook, for `total` steps; nothing at all where nobody watches.
 
     Example:

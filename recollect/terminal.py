@@ -27,3 +27,13 @@ def say(*lines: object, err: bool = False) -> None:
     """Print lines as they are, whatever is in them."""
     for line in lines:
         typer.echo(printable(line), err=err)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun, in the right number.
+
+    Example:
+        >>> counted(1, "row"), counted(2000, "row"), counted(2, "class", "classes")
+        ('1 row', '2,000 rows', '2 classes')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

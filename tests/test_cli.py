@@ -154,7 +154,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, at: int, *, committed: bool) -
     ("at", "committed", "message"),
     [
         (1, False, "recollect: interrupted: nothing was changed\n"),
-        (1, True, "recollect: interrupted: 1 of 3 files were taken\n"),
+        (1, True, "recollect: interrupted: 1 of 3 files was taken\n"),
         (3, False, "recollect: interrupted: 2 of 3 files were taken\n"),
     ],
 )

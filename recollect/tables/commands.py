@@ -1,167 +1,271 @@
-"""The commands for people with files: select, init, update, export, inspect, recover."""
+"""The commands for people with files: columns, select, init, set, update, export, inspect, recover."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from recollect.files import check_output, write_atomically
-from recollect.terminal import Interrupted, say
+from recollect.tables.options import (
+    CHOOSING,
+    CLASSES,
+    COLUMNS,
+    MODEL,
+    READING,
+    SAYING,
+    DryRun,
+    Files,
+    Folder,
+    Output,
+    Size,
+    SomeFiles,
+    Target,
+    changed_settings,
+    optional,
+    reading_of,
+    settings_of,
+    takes,
+)
+from recollect.terminal import Interrupted, counted, say
 
 if TYPE_CHECKING:
-    from recollect.tables.encoding import Task
-    from recollect.tables.memory import MakeNetwork, Settings, TableMemory
+    from recollect.tables.account import Account
+    from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken
+    from recollect.tables.reading import Source
     from recollect.tables.store import Update
-
-Files = Annotated[list[str], typer.Argument(help="Tables: csv, parquet, ndjson, arrow or npz; globs are fine.")]
-Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
-Target = Annotated[str, typer.Option(help="The column to be predicted.")]
-Size = Annotated[int, typer.Option(help="How many rows to keep.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="A table to write: csv, parquet, ndjson or arrow.")]
-MemoryName = Annotated[str, typer.Option(help="recollect, clustering, reservoir, class-balanced or sliding-window.")]
-TaskName = Annotated[str | None, typer.Option(help="classification or regression; inferred by default.")]
-Ignore = Annotated[list[str] | None, typer.Option(help="A column to keep but not look at; may be repeated.")]
-Classes = Annotated[int | None, typer.Option(help="How many classes there can be; twice the first file's by default.")]
-Model = Annotated[str | None, typer.Option(help="Your own network, as module:function of (features, outputs).")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same choice.")]
-Limit = Annotated[str, typer.Option(help="How much memory to use at most.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless something is wrong.")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for scripts.")]
 
 
 def add_commands(app: typer.Typer) -> None:
     """Register them."""
-    for command in (select, init, update, export, inspect, recover):
-        app.command()(command)
+    for command in (columns, select, init, set_, update, export, inspect, recover):
+        app.command(command.__name__.rstrip("_"))(command)
 
 
+@takes(COLUMNS, READING, SAYING)
+def columns(
+    files: Files, target: Annotated[str | None, typer.Option(help="The column to be predicted.")] = None, **options: Any
+) -> None:
+    """Show what each column of tables is read as, and into how many features it goes; nothing is written."""
+    from recollect.tables.memory import examine_files
+    from recollect.tables.reading import opened
+
+    settings = settings_of(target or "", 1, options)
+    with opened(files, settings.reading) as sources:
+        _, found = examine_files(settings, sources, target=target is not None, progress=_shown(options))
+        account = found.account(_read_as(sources))
+        trouble = None
+        try:
+            if target is not None:
+                found.encoding(drop_missing_target=settings.reading.drop_missing_target)
+        except ValueError as error:
+            trouble = str(error)
+    _show(account, options, {"trouble": trouble})
+    if trouble is not None and _speaks(options):
+        say(f"It would be refused: {trouble}")
+
+
+@takes(CHOOSING, READING, SAYING)
 def select(
     files: Files,
     target: Target,
     size: Size,
-    output: Output,
-    memory: MemoryName = "recollect",
-    task: TaskName = None,
-    ignore: Ignore = None,
-    model: Model = None,
-    seed: Seed = 0,
-    memory_limit: Limit = "4GB",
-    quiet: Quiet = False,
-    as_json: Json = False,
+    output: Annotated[Path | None, Output.__metadata__[0]] = None,
+    dry_run: DryRun = False,
+    **options: Any,
 ) -> None:
     """Choose the few rows of tables whose weighted loss gradients add up to those of all, and write them."""
-    from recollect.tables import WRITTEN, export_table, find_files, select_rows
+    from recollect.tables import WRITTEN, export_table, select_rows
+    from recollect.tables.reading import opened
 
-    settings = _settings(target, size, memory, task, ignore, None, model, seed, memory_limit)
-    paths = find_files(files)
-    check_output(output, WRITTEN, paths)
-    held, taken = select_rows(settings, paths, make_network=_network(model), progress=not (quiet or as_json))
-    rows = export_table(held, output)
+    settings = settings_of(target, size, options)
+    if output is None and not dry_run:
+        raise ValueError("there must be a file to write to, got none: pass --output, or --dry-run to see the columns")
+    network = _network(settings.model)
+    with opened(files, settings.reading) as sources:
+        if output is not None:
+            check_output(output, WRITTEN, [source.path for source in sources])
+        if dry_run:
+            _show(_examined(settings, sources, options), options)
+            return
+        assert output is not None
+        held, taken = select_rows(
+            settings, sources, make_network=network, progress=_shown(options), say=_to_errors(options)
+        )
+        rows = export_table(held, output)
     answer = {"rows": taken.rows, "kept": rows, "output": str(output), **_about(held), **taken.as_data()}
-    _answer(
-        answer,
-        [
-            f"{rows} of {taken.rows:,} rows, for {held.encoding.task} of {target!r}: {output}",
-            f"{held.encoding.n_features} features; {taken.rows / taken.seconds:,.0f} rows per second, "
-            f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding"
-            + ("" if taken.error is None else f"; matching error {taken.error:.4f}"),
-        ],
-        quiet,
-        as_json,
-    )
+    lines = [
+        *held.account.notes(),
+        f"{counted(rows, 'row')} of {taken.rows:,}, for {held.encoding.task} of {target!r}: {output}",
+        f"{counted(held.encoding.n_features, 'feature')}; {taken.rows / taken.seconds:,.0f} rows per second, "
+        f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding{_matching(taken)}",
+        *_remarks(taken, rows, settings),
+        *_added(held),
+    ]
+    _answer(answer | {"account": held.account.as_data()}, lines, options)
 
 
+@takes(CHOOSING, CLASSES, READING, SAYING)
 def init(
-    store: Folder,
-    target: Target,
-    size: Size,
-    memory: MemoryName = "recollect",
-    task: TaskName = None,
-    ignore: Ignore = None,
-    classes: Classes = None,
-    model: Model = None,
-    seed: Seed = 0,
-    memory_limit: Limit = "4GB",
-    quiet: Quiet = False,
-    as_json: Json = False,
+    store: Folder, target: Target, size: Size, files: SomeFiles = None, dry_run: DryRun = False, **options: Any
 ) -> None:
-    """Make an empty store, a memory in a folder."""
+    """Make an empty store, a memory in a folder; one that has taken in nothing is replaced."""
+    from recollect.tables import Store
+    from recollect.tables.reading import opened
+
+    settings = settings_of(target, size, options)
+    _network(settings.model)  # says so now if it cannot be found
+    account = None
+    with opened(files or [], settings.reading) as sources:
+        if sources:
+            account = _examined(settings, sources, options)
+    if account is not None and (dry_run or _speaks(options)):
+        _show(account, options if not options["as_json"] or dry_run else {**options, "quiet": True})
+    if dry_run:
+        return
+    Store.create(store, settings)
+    lines = [f"A store for {counted(size, 'row')}: {store}", f"Next: recollect update {store} FILE"]
+    _answer({"store": str(store), **settings.as_data()}, lines, options)
+
+
+_SETTABLE = {"target": (Target, ""), "size": (Size, 0), **CHOOSING, **CLASSES, **READING}
+
+
+@takes(optional(_SETTABLE), SAYING)
+def set_(store: Folder, **options: Any) -> None:
+    """Give a store other settings, as long as it has taken in nothing; columns are added to those named before."""
     from recollect.tables import Store
 
-    settings = _settings(target, size, memory, task, ignore, classes, model, seed, memory_limit)
-    _network(model)  # says so now if it cannot be found
-    Store.create(store, settings)
-    lines = [f"A store for {size} rows: {store}", f"Next: recollect update {store} FILE"]
-    _answer({"store": str(store), **settings.as_data()}, lines, quiet, as_json)
+    opened = Store(store)
+    settings = changed_settings(opened.settings, options)
+    _network(options["model"])
+    opened.change(settings)
+    before, after = asdict(opened.settings), asdict(settings)
+    _answer({"store": str(store), **settings.as_data()}, [f"{store}: {_settings_line(after, before)}"], options)
 
 
+def _settings_line(after: dict[str, Any], before: dict[str, Any]) -> str:
+    told = [f"{name} {value}" for name, value in after.items() if name in ("target", "size", "memory")]
+    told += [f"ignore {', '.join(after['ignore'])}"] if after["ignore"] else []
+    told += [f"{name} as {kind}" for name, kind in after["kinds"].items()]
+    return ", ".join(told)
+
+
+@takes(MODEL, READING, SAYING)
 def update(
     store: Folder,
     files: Files,
-    model: Model = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="A column to take as missing here, or to leave out; may be repeated.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Take in files again that were taken before.")] = False,
     wait: Annotated[bool, typer.Option(help="Wait for another update to end.")] = True,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Take files into a store; a file that was taken before is not counted twice."""
-    from recollect.tables import Store, find_files
+    from recollect.tables import Store
+    from recollect.tables.reading import opened
 
-    opened, paths, network = Store(store), find_files(files), _network(model)
-    before = opened.number()
+    memory, network = Store(store), _network(options["model"])
+    reading = reading_of(options).over(memory.settings.reading)
+    before = memory.number()
     answers: list[dict[str, Any]] = []
-    try:
-        for path in paths:
-            [done] = opened.update(
-                [path],
-                make_network=network,
-                force=force,
-                wait=wait,
-                say=lambda text: None if quiet else say(text, err=True),
-                progress=not (quiet or as_json),
-            )
-            answers.append(_told(path, done))
-            _answer(None, _sentences(path, done), quiet, as_json)
-    except KeyboardInterrupt:
-        # What is in the store counts, not what there was time to say.
-        taken = opened.number() - before
-        raise Interrupted(f"{taken} of {len(paths)} files were taken" if taken else "nothing was changed") from None
-    finally:
-        if as_json:  # what was taken is in the store, whatever became of the rest
-            typer.echo(json.dumps(answers))
+    with opened(files, reading) as sources:
+        try:
+            for source in sources:
+                first = not memory.number()
+                [done] = memory.update(
+                    [source],
+                    reading=reading,
+                    ignore=ignore or (),
+                    make_network=network,
+                    force=force,
+                    wait=wait,
+                    say=_to_errors(options),
+                    progress=_shown(options),
+                )
+                answers.append(_told(source, done))
+                _answer(None, list(_sentences(source, done, memory.settings, first)), options)
+        except KeyboardInterrupt:
+            # What is in the store counts, not what there was time to say.
+            taken = memory.number() - before
+            told = f"{taken} of {counted(len(sources), 'file')} {'was' if taken == 1 else 'were'} taken"
+            raise Interrupted(told if taken else "nothing was changed") from None
+        finally:
+            if options["as_json"]:  # what was taken is in the store, whatever became of the rest
+                typer.echo(json.dumps(answers))
 
 
-def _told(path: Path, done: "Update") -> dict[str, Any]:
-    about = {"file": str(path), "taken": done.taken is not None, "seen": done.seen, "kept": done.kept}
+def _told(source: "Source", done: "Update") -> dict[str, Any]:
+    about = {"file": source.name, "taken": done.taken is not None, "seen": done.seen, "kept": done.kept}
+    about["read_as"] = done.read_as
     return about if done.taken is None else about | done.taken.as_data()
 
 
-def _sentences(path: Path, done: "Update") -> list[str]:
+def _sentences(source: "Source", done: "Update", settings: "Settings", first: bool) -> Iterator[str]:
     if done.taken is None:
-        return [f"{path}: taken before, not counted again (--force does)"]
-    text = f"{path}: {done.taken.rows:,} rows, {done.kept} kept of {done.seen:,} seen"
-    text += "" if done.taken.error is None else f", matching error {done.taken.error:.4f}"
-    return [text, *(f"  {sentence}" for sentence in done.taken.drift.sentences())]
+        yield f"{source.name}: taken before, not counted again (--force does)"
+        return
+    yield (
+        f"{source.name}: {counted(done.taken.rows, 'row')}, {done.kept:,} kept of {done.seen:,} seen"
+        f"{_matching(done.taken)}"
+    )
+    if first:
+        yield from (f"  {note}" for note in done.account.notes())
+    elif done.read_as != next(iter(done.account.files.values()), done.read_as):
+        yield f"  read as {done.read_as}"
+    yield from (f"  {sentence}" for sentence in done.taken.drift.sentences())
+    size = min(settings.size, done.seen)
+    yield from (f"  {remark}" for remark in _remarks(done.taken, done.kept, replace(settings, size=size)))
 
 
-def export(store: Folder, output: Output, quiet: Quiet = False, as_json: Json = False) -> None:
+def _matching(taken: "Taken") -> str:
+    if taken.error is None:
+        return ""
+    return f"; their gradients differ from those of all rows by {taken.error:.2%} (matching error {taken.error:.4f})"
+
+
+def _remarks(taken: "Taken", kept: int, settings: "Settings") -> Iterator[str]:
+    """What was left out, what is missing among the kept, and why there are fewer than asked for."""
+    if taken.skipped:
+        yield f"{counted(taken.skipped, 'row')} left out that could not be read"
+    if taken.unlabelled:
+        yield f"{counted(taken.unlabelled, 'row')} left out, as the target is missing"
+    if kept < settings.size:
+        everything = kept >= taken.rows
+        reason = "there are no more" if everything else "no other row brings their gradients nearer to those of all"
+        yield f"{counted(settings.size - kept, 'row')} fewer than asked for, as {reason}"
+    if taken.lost:
+        names = ", ".join(map(repr, taken.lost[:5])) + (f" and {len(taken.lost) - 5} more" if taken.lost[5:] else "")
+        word = "the class" if len(taken.lost) == 1 else f"{len(taken.lost)} classes:"
+        yield f"no row is kept of {word} {names}; --min-per-class 1 or --class-weight balanced keeps some"
+
+
+def _added(held: "TableMemory") -> Iterator[str]:
+    if (held.row_name, held.weight_name) != ("row", held.settings.weight_name or "weight"):
+        yield f"there are columns of these names: places are in {held.row_name!r}, weights in {held.weight_name!r}"
+
+
+@takes(SAYING)
+def export(store: Folder, output: Output, **options: Any) -> None:
     """Write the rows that a store keeps, as they came, with their weights and places in the stream."""
     from recollect.tables import WRITTEN, Store, export_table
 
     check_output(output, WRITTEN)
     held = Store(store).load()
     rows = export_table(held, output)
-    _answer({"kept": rows, "seen": held.memory.seen, "output": str(output)}, [f"{rows} rows: {output}"], quiet, as_json)
+    answer = {"kept": rows, "seen": held.memory.seen, "output": str(output), "weight": held.weight_name}
+    _answer(answer, [f"{counted(rows, 'row')}: {output}", *_added(held)], options)
 
 
+@takes(SAYING)
 def inspect(
     store: Folder,
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots.")] = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    **options: Any,
 ) -> None:
     """Show what a store has seen and keeps, by class and by file, and how well it matches."""
     from recollect.tables import Store
@@ -172,41 +276,51 @@ def inspect(
     found = inspection(Store(store))
     if html is not None:
         write_atomically(html, page(found).encode())
-    if as_json:
+    if options["as_json"]:
         typer.echo(json.dumps(found))
-    elif not quiet:
+    elif _speaks(options):
         console = Console()
         for table in terminal_tables(found):
             console.print(table)
+        say(*found["notes"])
         if html is not None:
             say(f"The page: {html}")
 
 
-def recover(store: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
+@takes(SAYING)
+def recover(store: Folder, **options: Any) -> None:
     """Point a damaged store at its newest generation that is whole."""
     from recollect.tables import Store
 
     found = Store.recover(store)
     what = "was whole, nothing was changed" if found.was_whole else f"goes on from generation {found.number}"
-    text = f"{store} {what}: {found.kept} rows kept of {found.seen:,} seen in {found.files} files"
-    _answer({"store": str(store), **asdict(found)}, [text], quiet, as_json)
+    kept = f"{counted(found.kept, 'row')} kept of {found.seen:,} seen in {counted(found.files, 'file')}"
+    _answer({"store": str(store), **asdict(found)}, [f"{store} {what}: {kept}"], options)
 
 
-def _settings(
-    target: str,
-    size: int,
-    memory: str,
-    task: str | None,
-    ignore: list[str] | None,
-    classes: int | None,
-    model: str | None,
-    seed: int,
-    memory_limit: str,
-) -> "Settings":
-    from recollect.tables import Settings, parse_bytes
+# What commands have in common
 
-    limit = parse_bytes(memory_limit)
-    return Settings(target, size, memory, cast("Task | None", task), tuple(ignore or ()), classes, model, seed, limit)
+
+def _examined(settings: "Settings", sources: "list[Source]", options: dict[str, Any]) -> "Account":
+    """The account of columns that could be taken in; others are refused."""
+    from recollect.tables.memory import examine_files
+
+    _, found = examine_files(settings, sources, progress=_shown(options))
+    found.encoding(drop_missing_target=settings.reading.drop_missing_target)
+    return found.account(_read_as(sources))
+
+
+def _read_as(sources: "list[Source]") -> dict[str, str]:
+    return {Path(source.name).name: str(source.dialect) for source in sources}
+
+
+def _show(account: "Account", options: dict[str, Any], more: dict[str, Any] | None = None) -> None:
+    if options["as_json"]:
+        typer.echo(json.dumps(account.as_data() | (more or {})))
+    elif _speaks(options):
+        for name, how in account.files.items():
+            say(f"{name}: read as {how}")
+        Console().print(account.table())
 
 
 def _network(model: str | None) -> "MakeNetwork | None":
@@ -217,12 +331,24 @@ def _network(model: str | None) -> "MakeNetwork | None":
 
 def _about(held: "TableMemory") -> dict[str, Any]:
     encoding = held.encoding
-    return {"task": encoding.task, "features": encoding.n_features, "classes": encoding.classes}
+    about = {"task": encoding.task, "features": encoding.n_features, "classes": encoding.classes}
+    return {**about, "weight": held.weight_name}
 
 
-def _answer(answer: dict[str, Any] | None, lines: list[str], quiet: bool, as_json: bool) -> None:
-    if as_json:
+def _speaks(options: dict[str, Any]) -> bool:
+    return not (options["quiet"] or options["as_json"])
+
+
+_shown = _speaks
+
+
+def _to_errors(options: dict[str, Any]) -> Any:
+    return lambda text: None if options["quiet"] else say(text, err=True)
+
+
+def _answer(answer: dict[str, Any] | None, lines: list[str], options: dict[str, Any]) -> None:
+    if options["as_json"]:
         if answer is not None:
             typer.echo(json.dumps(answer))
-    elif not quiet:
+    elif not options["quiet"]:
         say(*lines)

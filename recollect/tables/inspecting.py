@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
+from recollect.tables.account import Account, Described
 from recollect.tables.store import Store
 from recollect.terminal import cell
 
@@ -26,7 +27,7 @@ def inspection(store: Store) -> dict[str, Any]:
     """Counts by class and by file, weights, matching error over time, and what drifted."""
     about: dict[str, Any] = {"store": str(store.folder), "settings": store.settings.as_data(), "seen": 0, "kept": 0}
     if not store.number():
-        return {**about, "task": None, "classes": [], "files": [], "weights": []}
+        return {**about, "task": None, "classes": [], "files": [], "weights": [], "columns": [], "notes": []}
     held, taken = store.read()
     batch = held.memory.batch
     weights, ids = batch.weights.double().numpy(), batch.ids.numpy()
@@ -41,10 +42,25 @@ def inspection(store: Store) -> dict[str, Any]:
     files = []
     for entry in taken:
         mine = (ids >= entry.first) & (ids < entry.first + entry.rows)
-        more = {name: getattr(entry, name) for name in ("hash", "time", "error", "seconds", "rows_per_second", "drift")}
+        more = {name: getattr(entry, name) for name in _OF_A_FILE}
         files.append({**_counts(entry.name, entry.rows, weights[mine]), **more})
     about |= {"seen": held.memory.seen, "kept": len(batch), "task": held.encoding.task}
-    return {**about, "classes": classes, "files": files, "weights": weights.tolist()}
+    columns = held.account.as_data()["columns"]
+    return {
+        **about,
+        "classes": classes,
+        "files": files,
+        "weights": weights.tolist(),
+        "columns": columns,
+        "notes": [*held.account.notes(), *_lost(held.lost())],
+    }
+
+
+_OF_A_FILE = ("hash", "time", "error", "seconds", "rows_per_second", "drift", "read_as", "skipped", "unlabelled")
+
+
+def _lost(classes: list[str]) -> list[str]:
+    return [f"no row is kept of the class {name!r}" for name in classes]
 
 
 def terminal_tables(found: dict[str, Any]) -> list[Table]:
@@ -62,6 +78,8 @@ def terminal_tables(found: dict[str, Any]) -> list[Table]:
         low, middle, high = np.quantile(found["weights"], [0, 0.5, 1])
         about.add_row("weights", f"{low:.2f} to {high:.2f}, median {middle:.2f}, sum {sum(found['weights']):,.0f}")
     tables = [about]
+    if found["columns"]:
+        tables.append(Account({}, 0, found["task"], [Described(**c) for c in found["columns"]]).table())
     if found["classes"]:
         table = _counted("class")
         for entry in found["classes"]:

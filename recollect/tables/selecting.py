@@ -1,31 +1,40 @@
 """Choosing rows of table files once, and writing chosen rows down."""
 
-import contextlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.files import replacing
 from recollect.tables.encoding import Encoding
-from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform
-from recollect.tables.reading import pieces, retyped, write_table
+from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform, recognised
+from recollect.tables.reading import Skipped, Source, pieces, retyped
+from recollect.tables.values import NumberForm, has_codes, parse_numbers
+from recollect.tables.writing import write_table
 
 
 def select_rows(
     settings: Settings,
-    paths: list[Path],
+    sources: Sequence[Path | Source],
     *,
     make_network: MakeNetwork | None = None,
     progress: bool = False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[TableMemory, Taken]:
     """Choose rows of all files together; they are read twice, once to decide how columns are encoded.
 
     Rows that do not fit the memory limit at once are taken in one block after the other, as a stream.
     """
-    held = TableMemory.for_files(settings, paths, make_network, all_known=True, progress=progress)
-    rows = (conform(piece, held.schema, path) for path in paths for piece in pieces(path))
-    return held, held.take(rows)
+    known = recognised(sources, settings.reading)
+    held = TableMemory.for_files(settings, known, make_network, all_known=True, progress=progress)
+    skipped = Skipped()
+    rows = (conform(piece, held.schema, source) for source in known for piece in pieces(source, skipped))
+    taken = held.take(rows, held.account.rows)
+    taken.skipped += skipped.rows
+    return held, taken
 
 
 def export_table(held: TableMemory, output: Path) -> int:
@@ -39,16 +48,27 @@ def export_table(held: TableMemory, output: Path) -> int:
 
 
 def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:
-    """Numbers that were read as text, from CSV, as numbers: other formats have a place for them."""
-    kinds = {column.name: column.kind for column in encoding.columns}
-    if encoding.task == "regression":
-        kinds[encoding.target] = "number"
+    """Numbers that were read as text, from CSV, as numbers: other formats have a place for them.
+
+    A column in which something is no number, such as "NA", stays the text it was, and so does one that was set aside.
+    """
+    forms = {column.name: column.form for column in encoding.columns if column.kind == "number" and column.form}
+    if encoding.task == "regression" and not encoding.dated:
+        forms[encoding.target] = encoding.form or "point"
+    elif encoding.task == "classification":
+        forms[encoding.target] = "point"
 
     def typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        if pa.types.is_string(column.type) and (kinds.get(name) == "number" or name == encoding.target):
-            for kind in (pa.int64(), pa.float64()):
-                with contextlib.suppress(pa.ArrowException):
-                    return pc.utf8_trim_whitespace(column).cast(kind)
-        return column  # also if something is no number, such as "NA": it stays as it is
+        if name not in forms or not pa.types.is_string(column.type):
+            return column
+        numbers = parse_numbers(pc.utf8_trim_whitespace(column), cast(NumberForm, forms[name]))
+        if not np.array_equal(np.isnan(numbers), np.asarray(pc.is_null(column))):
+            return column
+        if has_codes(column):
+            return column
+        known = numbers[~np.isnan(numbers)]
+        whole = bool((np.abs(known) < 2**53).all()) and not pc.any(pc.match_substring_regex(column, "[^0-9+-]")).as_py()
+        found = pa.chunked_array([pa.array(numbers, pa.float64(), from_pandas=True)])
+        return found.cast(pa.int64()) if whole else found
 
     return retyped(table, typed)

@@ -1,6 +1,6 @@
 """A memory of table rows in a folder: files go in one by one, and it is always in its old or its new state.
 
-    STORE/store.json               what it was made for; never changes
+    STORE/store.json               what it was made for; does not change once a file was taken
     STORE/current.json             the number of the generation that counts: replacing this file is the one atomic step
     STORE/latest.json              the same number, written next: tells a lost or an old current.json from a new store
     STORE/generation-000007/       state.json (encoding, files taken), rows.arrow (kept rows), memory/ (see memories)
@@ -16,8 +16,8 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,12 +38,13 @@ from recollect.files import (
 )
 from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
+from recollect.tables.account import Account
 from recollect.tables.encoding import Encoding
 from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform
-from recollect.tables.reading import content_hash, pieces
+from recollect.tables.reading import Reading, Skipped, Source, content_hash, opened, pieces
 
 FORMAT = "recollect store"
-VERSION = 2
+VERSION = 3
 
 _GENERATION = re.compile(r"generation-(\d{6,12})")
 
@@ -58,6 +59,8 @@ class Update:
     taken: Taken | None  # None if it had been taken before
     seen: int
     kept: int
+    read_as: str  # the dialect, for people
+    account: Account  # of the columns, as the first file had them
 
 
 @dataclass(frozen=True)
@@ -95,10 +98,14 @@ class Entry:
     rows: int
     seconds: float
     reading_seconds: float
+    skipped: int  # rows that could not be read
+    unlabelled: int  # rows whose target was missing
     class_counts: dict[str, int]
     drift: list[str]
     error: float | None
+    lost: list[str]  # classes of which no row was kept any more
     rows_per_second: float
+    read_as: str  # the dialect, for people
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ class State:
     settings: Settings
     outputs: int
     encoding: Encoding
+    account: Account  # of the first file, which decided the encoding
     files: list[Entry]
     rows: str  # the checksum of rows.arrow
     memory: str  # the checksum of memory/memory.json
@@ -126,55 +134,80 @@ class Recovery:
 
 
 class Store:
-    """A folder that remembers.
+    """A folder that remembers rows of tables, with weights, whatever happens to the machine.
+
+    An update is there wholly or not at all; a file that was taken before is not counted twice; two updates at once wait
+    for one another; the same files in the same order with the same seed give the same rows, bit for bit. Whatever is
+    wrong with a file or the folder is a `ValueError` of one sentence, and the store is as before.
+
+    Args:
+        folder: where it is; `Store.create` makes one.
 
     Example:
         >>> import tempfile, pyarrow as pa, pyarrow.parquet
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     table = pa.table({"x": [float(i % 7) for i in range(60)], "y": [i % 2 for i in range(60)]})
         ...     pyarrow.parquet.write_table(table, f"{folder}/monday.parquet")
-        ...     store = Store.create(Path(folder, "store"), Settings(target="y", size=10))
-        ...     store.update([Path(folder, "monday.parquet")])[0].seen, store.load().table().num_rows <= 10
+        ...     store = Store.create(f"{folder}/store", Settings(target="y", size=10))
+        ...     [done] = store.update([f"{folder}/monday.parquet"])
+        ...     done.seen, store.load().table().num_rows <= 10
         (60, True)
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = folder = Path(folder)
         path = folder / "store.json"
         if not path.is_file():
             raise ValueError(
                 f"{str(folder)!r} must be a store, got no store.json there: make one with `recollect init`"
             )
         content = path.read_bytes()
-        if b'"version": 1,' in content[:100]:
-            raise ValueError(
-                f"{str(folder)!r} must be a store of version {VERSION}, got 1, which an older recollect wrote: "
-                "make a new one with `recollect init` and update it with the files"
-            )
-        document = unseal(content, repr(str(path)))
+        document = {"format": FORMAT, "version": 1} if b'"version": 1,' in content[:100] else None
+        document = document or unseal(content, repr(str(path)))
         if document.get("format") != FORMAT:
             raise ValueError(f"{str(path)!r} must describe a {FORMAT}, got something else")
-        if document.get("version") != VERSION:
-            version = document.get("version")
+        version = document.get("version")
+        if isinstance(version, int) and 0 < version < VERSION:
+            raise ValueError(
+                f"{str(folder)!r} must be a store of version {VERSION}, got {version}, which an older recollect wrote: "
+                "make a new one with `recollect init` and update it with the files"
+            )
+        if version != VERSION:
             raise ValueError(f"{str(folder)!r} must be of version {VERSION}, got {version!r}: update recollect")
         self.settings = parse(About, document, repr(str(path))).settings
 
     @classmethod
-    def create(cls, folder: Path, settings: Settings) -> "Store":
-        """Make an empty store in a new or empty folder."""
+    def create(cls, folder: str | Path, settings: Settings) -> "Store":
+        """Make an empty store in a new or empty folder, or over a store that has taken in nothing."""
+        folder = Path(folder)
         if folder.is_file():
             raise ValueError(f"a store is a folder, got the file {str(folder)!r}")
-        # The pointers come first and the description last: without it they are left over from a crash.
-        leftovers = {"current.json", "latest.json"}
-        if folder.is_dir() and any(path.name not in leftovers and not is_temporary(path) for path in folder.iterdir()):
+        if folder.is_dir() and any(not _is_unused(path) for path in folder.iterdir()):
             raise ValueError(f"a store is made in a new or empty folder, got {str(folder)!r}, which holds something")
         folder.mkdir(parents=True, exist_ok=True)
-        remove_temporaries(folder)
-        _write(folder / "current.json", Pointer(0, None))
-        _write(folder / "latest.json", Latest(0))
-        _write(folder / "store.json", About(FORMAT, VERSION, settings))
+        with locked(folder / "lock"):
+            if _taken(folder):
+                raise ValueError(
+                    f"{str(folder)!r} must be new or have taken in nothing, got a store that has: choose another folder"
+                )
+            remove_temporaries(folder)
+            # The pointers come first and the description last: without it they are left over from a crash.
+            _write(folder / "current.json", Pointer(0, None))
+            _write(folder / "latest.json", Latest(0))
+            _write(folder / "store.json", About(FORMAT, VERSION, settings))
         sync_folder(folder.parent)
         return cls(folder)
+
+    def change(self, settings: Settings, *, wait: bool = True) -> None:
+        """Give a store other settings, as long as it has taken in nothing."""
+        with self._locked(wait, lambda text: None):
+            if self.number():
+                raise ValueError(
+                    f"the settings of {str(self.folder)!r} must stay as they are, as it has taken in files: "
+                    "make a new store, or pass what is to be different to `recollect update`"
+                )
+            _write(self.folder / "store.json", About(FORMAT, VERSION, settings))
+        self.settings = settings
 
     # Reading
 
@@ -241,7 +274,7 @@ class Store:
         generation = self.generation(state.number)
         rows = _read_rows(generation / "rows.arrow", state.rows)
         _content(generation / "memory" / "memory.json", state.memory)
-        held = TableMemory(self.settings, rows.schema, state.encoding, make_network)
+        held = TableMemory(self.settings, rows.schema, state.encoding, state.account, make_network)
         held.outputs = state.outputs
         make_model = held.make_model(make_network) if isinstance(held.memory, GradientMatching) else None
         if self.settings.model is not None and make_network is None:
@@ -259,8 +292,10 @@ class Store:
 
     def update(
         self,
-        paths: Sequence[Path],
+        files: Iterable[str | Path | Source],
         *,
+        reading: Reading | None = None,
+        ignore: Sequence[str] = (),
         make_network: MakeNetwork | None = None,
         force: bool = False,
         wait: bool = True,
@@ -270,7 +305,9 @@ class Store:
         """Take in files one after the other; each is there wholly or not at all.
 
         Args:
-            paths: tables with the columns of the first.
+            files: tables with the columns of the first; paths, globs, folders or addresses.
+            reading: how these files are read, where it is not as the store says.
+            ignore: columns that are taken as missing in these files, or left out if the first file did not have them.
             make_network: the user's own network, if the store was made for one.
             force: take in a file again that was taken before.
             wait: for another update to end; else that is an error.
@@ -283,27 +320,52 @@ class Store:
                 if self.settings.model is None
                 else f"the store was made with --model {self.settings.model}, got none: pass it again"
             )
-        with self._locked(wait, say):
-            return [self._update_one(path, make_network, force, progress) for path in paths]
+        reading = (reading or Reading()).over(self.settings.reading)
+        with self._locked(wait, say), ExitStack() as stack:
+            return [
+                self._update_one(source, reading, tuple(ignore), make_network, force, progress)
+                for file in files
+                for source in _opened(file, reading, stack)
+            ]
 
-    def _update_one(self, path: Path, make_network: MakeNetwork | None, force: bool, progress: bool) -> Update:
-        started = path.stat()
-        digest = content_hash(path)
+    def _update_one(
+        self,
+        source: Source,
+        reading: Reading,
+        ignore: tuple[str, ...],
+        make_network: MakeNetwork | None,
+        force: bool,
+        progress: bool,
+    ) -> Update:
+        started, name = source.path.stat(), Path(source.name).name
+        digest = content_hash(source.path)
         held, files = self.read(make_network) if self.number() else (None, [])
         if held is not None and not force and any(entry.hash == digest for entry in files):
-            return Update(path.name, None, held.memory.seen, len(held.memory))
+            return Update(name, None, held.memory.seen, len(held.memory), str(source.dialect), held.account)
         if held is None:
-            held = TableMemory.for_files(self.settings, [path], make_network, progress=progress)
+            if ignore:
+                raise ValueError(
+                    f"columns to ignore are fixed by the first file, got {ignore[0]!r} here: "
+                    f"run `recollect set {self.folder} --ignore {ignore[0]}`"
+                )
+            first_settings = replace(self.settings, reading=reading)
+            held = TableMemory.for_files(first_settings, [source], make_network, progress=progress)
         elif isinstance(held.memory, GradientMatching):
             held.memory.progress = progress
-        first = held.memory.seen
-        taken = held.take(conform(piece, held.schema, path) for piece in pieces(path))
-        ended = path.stat()
+        held.settings, held.progress = replace(held.settings, reading=reading), progress
+        _check_ignored(ignore, held, source)
+        first, skipped = held.memory.seen, Skipped()
+        rows = (conform(piece, held.schema, source, ignore) for piece in pieces(source, skipped))
+        taken = held.take(rows, held.account.rows if not files else None)
+        taken.skipped += skipped.rows
+        ended = source.path.stat()
         if (started.st_size, started.st_mtime_ns) != (ended.st_size, ended.st_mtime_ns):
-            raise ValueError(f"{str(path)!r} must not change while it is read, but it did: update again")
-        name = path.name.encode(errors="replace").decode()  # a name need not be text
-        self._commit(held, [*files, Entry(name, digest, first, time.time(), **taken.as_data())])
-        return Update(path.name, taken, held.memory.seen, len(held.memory))
+            raise ValueError(f"{source.name!r} must not change while it is read, but it did: update again")
+        told = name.encode(errors="replace").decode()  # a name need not be text
+        read_as = str(source.dialect).encode(errors="replace").decode()
+        entry = Entry(told, digest, first, time.time(), **taken.as_data(), read_as=read_as)
+        self._commit(held, [*files, entry])
+        return Update(name, taken, held.memory.seen, len(held.memory), read_as, held.account)
 
     def _commit(self, held: TableMemory, files: list[Entry]) -> None:
         before = self.number()
@@ -315,7 +377,8 @@ class Store:
         held.memory.save(new / "memory")
         write_atomically(new / "rows.arrow", rows)
         memory = checksum((new / "memory" / "memory.json").read_bytes())
-        state = State(number, self.settings, held.outputs, held.encoding, files, checksum(rows), memory)
+        account, encoding = held.account, held.encoding
+        state = State(number, self.settings, held.outputs, encoding, account, files, checksum(rows), memory)
         # What could not be read again is not written.
         parse(State, json.loads(json.dumps(asdict(replace(state, files=files[-1:])))), "what was taken")
         # There may be thousands of files, so they are not copied.
@@ -380,6 +443,33 @@ class Store:
         raise ValueError(
             f"a store to recover must hold a whole generation, got none in {str(folder)!r}: make a new one"
         )
+
+
+def _opened(file: str | Path | Source, reading: Reading, stack: ExitStack) -> list[Source]:
+    if isinstance(file, Source):
+        return [file]
+    return stack.enter_context(opened([str(file)], reading))
+
+
+def _check_ignored(ignore: Sequence[str], held: TableMemory, source: Source) -> None:
+    if held.encoding.target in ignore:
+        raise ValueError(f"the target must not be ignored, got {held.encoding.target!r} for {source.name!r}")
+
+
+def _is_unused(path: Path) -> bool:
+    """Whether it may be left over of a store that was never used."""
+    ours = ("store.json", "current.json", "latest.json", "lock")
+    return path.name in ours or is_temporary(path) or _GENERATION.fullmatch(path.name) is not None
+
+
+def _taken(folder: Path) -> bool:
+    """Whether a store has taken in files; if nothing tells, a generation does."""
+    try:
+        pointer = parse(Pointer, unseal((folder / "current.json").read_bytes(), "it"), "it")
+        latest = parse(Latest, unseal((folder / "latest.json").read_bytes(), "it"), "it")
+        return pointer.number != 0 or latest.number != 0
+    except (ValueError, OSError):
+        return any(_GENERATION.fullmatch(path.name) for path in folder.iterdir())
 
 
 def _write(path: Path, document: Any) -> None:

@@ -1,0 +1,120 @@
+"""An account of what was read: for each column what it is, how many values it has, and what is made of it."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+from recollect.tables.columns import Task
+from recollect.terminal import cell, counted
+
+
+@dataclass(frozen=True)
+class Described:
+    """One column, for people.
+
+    Attributes:
+        name: of the column.
+        kind: number, date, category, target, ignored, or nothing if it has one value or none.
+        values: how many rows have one.
+        missing: how many do not, words for it and stray values counted.
+        distinct: how many different values there are, if that is known.
+        examples: the first few.
+        features: into how many numbers it goes.
+        note: what else should be known.
+    """
+
+    name: str
+    kind: str
+    values: int
+    missing: int
+    distinct: int | None
+    examples: list[str]
+    features: int
+    note: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """All columns of one or several files, and what the files were read as.
+
+    Attributes:
+        files: how each file was read, by its name, in the order in which they came.
+        rows: how many there are.
+        task: classification or regression.
+        columns: in the order of the table.
+    """
+
+    files: dict[str, str]
+    rows: int
+    task: Task
+    columns: list[Described]
+
+    @property
+    def features(self) -> int:
+        return sum(column.features for column in self.columns)
+
+    @property
+    def aside(self) -> list[Described]:
+        """The columns that are kept but not looked at."""
+        return [column for column in self.columns if column.kind == "ignored"]
+
+    def __getitem__(self, name: str) -> Described:
+        return next(column for column in self.columns if column.name == name)
+
+    def as_data(self) -> dict[str, Any]:
+        return {**asdict(self), "features": self.features}
+
+    def notes(self) -> Iterator[str]:
+        """What nobody asked for and everybody should know, in a line each."""
+        for how, names in _grouped(self.files).items():
+            if how not in PLAIN:
+                yield f"{_listed(names)}: read as {how}"
+        notes = {c.name: c.note for c in self.columns if c.kind in ("number", "date", "target") and c.note}
+        for note, names in _grouped(notes).items():
+            yield f"{_listed(names)}: {note}"
+        if aside := [f"{c.name} ({c.note.removesuffix(': set aside')})" for c in self.aside]:
+            yield f"not looked at: {_listed(aside)}; --as NAME=KIND takes a column in"
+
+    def table(self) -> Table:
+        """For a terminal."""
+        about = [counted(self.features, "feature"), self.task]
+        table = Table(title=", ".join([counted(self.rows, "row"), *about] if self.rows else about))
+        for name, side in _HEADINGS.items():
+            table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+        for column in self.columns:
+            distinct = "" if column.distinct is None else f"{column.distinct:,}"
+            numbers = (f"{column.values:,}", f"{column.missing:,}" if column.missing else "", distinct)
+            examples = cell(", ".join(column.examples))
+            features = str(column.features or "")
+            table.add_row(cell(column.name), column.kind, *numbers, examples, features, cell(column.note))
+        return table
+
+
+def _grouped(notes: dict[str, str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name, note in notes.items():
+        groups.setdefault(note, []).append(name)
+    return groups
+
+
+def _listed(names: list[str], most: int = 6) -> str:
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} more"
+
+
+PLAIN = ("csv with commas", "parquet", "arrow", "ndjson", "npz", "json", "csv with tabs")
+"""Ways of reading that surprise nobody."""
+
+_HEADINGS = {
+    "column": "left",
+    "read as": "left",
+    "values": "right",
+    "missing": "right",
+    "different": "right",
+    "such as": "left",
+    "features": "right",
+    "note": "left",
+}

@@ -1,0 +1,138 @@
+"""Text with a line per row. It is kept as text: what a value means is decided by the encoding of its column."""
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.csv
+
+from recollect.tables.reading.characters import open_recoded
+from recollect.tables.reading.compression import open_content
+from recollect.tables.reading.cutting import BLOCK_BYTES, cut
+from recollect.tables.reading.dialect import Dialect, Skipped, Source, UnreadableError
+
+_HEADER_BYTES = 2**22
+
+
+def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
+    """Every value as the text it is; nothing between two delimiters is a missing value."""
+    with open_text(source) as file:
+        names = _names(source, file)
+        convert = pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+        )
+        read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names)
+        wrong: list[Any] = []
+
+        def handle(row: Any) -> str:
+            if source.reading.skip_bad_rows:
+                skipped.add(row.text)
+                return "skip"
+            wrong.append(row)
+            return "error"
+
+        parse = _parse(source.dialect, handle)
+        try:
+            if not (head := file.read(1)):
+                return
+            rest = _Prepended(head, file)
+            with pyarrow.csv.open_csv(rest, read_options=read, parse_options=parse, convert_options=convert) as reader:
+                for batch in reader:
+                    yield from cut(pa.Table.from_batches([batch]))
+        except pa.ArrowInvalid:
+            if not wrong:
+                raise
+            raise UnreadableError(_sentence(source, len(names), wrong[0])) from None
+
+
+def open_text(source: Source) -> IO[bytes]:
+    """The text of a file in UTF-8, unpacked as it is read."""
+    dialect = source.dialect
+    return open_recoded(open_content(source.path, dialect.compression), dialect.encoding, source.name)
+
+
+class _Prepended(io.RawIOBase):
+    """A stream of which something was read already."""
+
+    def __init__(self, head: bytes, file: IO[bytes]) -> None:
+        self._head, self._file = head, file
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int | None = -1) -> bytes:
+        size = -1 if size is None else size
+        head, self._head = self._head, b""
+        return head + self._file.read(size - len(head) if size > 0 else size)
+
+
+def _parse(dialect: Dialect, handle: Any = None) -> pyarrow.csv.ParseOptions:
+    return pyarrow.csv.ParseOptions(
+        delimiter=dialect.delimiter,
+        quote_char=dialect.quote,
+        escape_char=dialect.escape or False,
+        newlines_in_values=True,
+        invalid_row_handler=handle,
+    )
+
+
+def _names(source: Source, file: IO[bytes]) -> list[str]:
+    """The names of the columns; the stream goes on with the first row."""
+    for _ in range(source.dialect.preamble):
+        file.readline(_HEADER_BYTES)
+    header = _first_line(source, file)
+    if not header.strip():
+        raise UnreadableError(f"{source.name!r} must begin with the names of its columns, got nothing")
+    names: list[str] = pyarrow.csv.open_csv(io.BytesIO(header), parse_options=_parse(source.dialect)).schema.names
+    return names
+
+
+def _first_line(source: Source, file: IO[bytes]) -> bytes:
+    """The header, which may hold quoted newlines, and enough to end it."""
+    lines, size, quotes = [], 0, 0
+    while line := file.readline(_HEADER_BYTES):
+        lines.append(line)
+        size, quotes = size + len(line), quotes + line.count(source.dialect.quote.encode())
+        if size >= _HEADER_BYTES:
+            raise UnreadableError(
+                f"the header of {source.name!r} must take at most {_HEADER_BYTES:,} bytes, got more: is a quote open?"
+            )
+        if quotes % 2 == 0:
+            break
+    text = b"".join(lines)
+    return text if text.endswith(b"\n") else text + b"\n"
+
+
+def _sentence(source: Source, columns: int, row: Any) -> str:
+    place = f"line {line:,} of" if (line := _line_number(source, columns)) else "a line of"
+    text = row.text if len(row.text) <= 80 else row.text[:77] + "..."
+    return (
+        f"{place} {source.name!r} must have {columns} values, one per column, got {row.actual_columns} in {text!r}: "
+        "mend it, or pass --skip-bad-rows to leave such rows out"
+    )
+
+
+def _line_number(source: Source, columns: int) -> int | None:
+    """Of the first row that has more or fewer values; looked for only when it is known to be there."""
+    dialect = source.dialect
+    with open_text(source) as file, io.TextIOWrapper(file, "utf-8", errors="replace", newline="") as text:
+        for _ in range(dialect.preamble):
+            text.readline()
+        rows = csv.reader(
+            text,
+            delimiter=dialect.delimiter,
+            quotechar=dialect.quote,
+            escapechar=dialect.escape,
+            doublequote=dialect.escape is None,
+        )
+        before = 0
+        try:
+            for row in rows:
+                if row and len(row) != columns:
+                    return dialect.preamble + before + 1
+                before = rows.line_num
+        except csv.Error:
+            pass
+    return None

@@ -1,0 +1,139 @@
+"""What is known of a file before its rows are read: what was asked for, and what was recognised."""
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+Format: TypeAlias = Literal["csv", "parquet", "arrow", "ndjson", "json", "npz", "xlsx"]
+Compression: TypeAlias = Literal["gzip", "bz2", "xz", "zstd", "zip"]
+Decimal: TypeAlias = Literal[".", ","]
+
+FORMATS: tuple[Format, ...] = ("csv", "parquet", "arrow", "ndjson", "json", "npz", "xlsx")
+TEXTS: tuple[Format, ...] = ("csv", "ndjson", "json")
+"""Formats that are text, which may be compressed and in any character encoding."""
+
+_DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
+_SPOKEN = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "pipes", " ": "spaces"}
+
+
+class UnreadableError(ValueError):
+    """A file is not a table that can be read."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How files are to be read, as far as somebody said so; what is None is recognised.
+
+    Attributes:
+        format: one of `FORMATS`; a file's content and ending decide if None.
+        delimiter: one character between the values of a text table; "tab" and the like are understood.
+        decimal: "." or ",", for numbers that are text.
+        encoding: of the characters, such as "latin-1".
+        sheet: the name of a sheet of an xlsx file; the first by default.
+        skip_bad_rows: leave out, and count, rows that cannot be read; they are an error otherwise.
+        drop_missing_target: leave out, and count, rows whose target is missing; they are an error otherwise.
+    """
+
+    format: Format | None = None
+    delimiter: str | None = None
+    decimal: Decimal | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    skip_bad_rows: bool = False
+    drop_missing_target: bool = False
+
+    def __post_init__(self) -> None:
+        if self.format is not None and self.format not in FORMATS:
+            raise ValueError(f"the format must be one of {', '.join(FORMATS)}, got {self.format!r}")
+        if self.decimal not in (None, ".", ","):
+            raise ValueError(f"the decimal mark must be . or , and got {self.decimal!r}")
+        if self.delimiter is not None:
+            found = _DELIMITERS.get(self.delimiter, self.delimiter)
+            if len(found) != 1 or not found.isascii() or found in '"\r\n' or found.isalnum():
+                raise ValueError(f"the delimiter must be one character such as ; or the word tab, got {found!r}")
+            object.__setattr__(self, "delimiter", found)
+        if self.delimiter is not None and self.delimiter == self.decimal:
+            raise ValueError(f"the delimiter and the decimal mark must differ, got {self.decimal!r} for both")
+        if self.encoding is not None:
+            try:
+                b"".decode(self.encoding)
+                "".encode(self.encoding)
+            except (LookupError, UnicodeError, AttributeError, ValueError):
+                raise ValueError(f"the encoding must be one that Python knows, got {self.encoding!r}") from None
+
+    def over(self, other: "Reading") -> "Reading":
+        """What is said here, and what the other says where nothing is said here."""
+        said = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) not in (None, False)}
+        return replace(other, **said)
+
+    def as_data(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value not in (None, False)}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a file is read: recognised from its content, or as somebody said.
+
+    Attributes:
+        format: what its bytes mean.
+        compression: what must be undone first.
+        encoding: of its characters, if it is text.
+        delimiter: between the values of a line.
+        quote: around values that hold a delimiter.
+        escape: before a quote within quotes, where it is not doubled.
+        preamble: lines before the names of the columns, such as Excel's "sep=;".
+        sheet: of a workbook.
+        sheets: how many a workbook has.
+    """
+
+    format: Format
+    compression: Compression | None = None
+    encoding: str = "utf-8"
+    delimiter: str = ","
+    quote: str = '"'
+    escape: str | None = None
+    preamble: int = 0
+    sheet: str | None = None
+    sheets: int = 1
+
+    def __str__(self) -> str:
+        """For people.
+
+        Example:
+            >>> print(Dialect("csv", "gzip", "latin-1", ";"))
+            csv with semicolons, in latin-1, unpacked from gzip
+        """
+        text: str = self.format
+        if self.format == "csv":
+            text += f" with {_SPOKEN.get(self.delimiter, repr(self.delimiter))}"
+            text += "" if self.quote == '"' else f", quoted by {self.quote}"
+        if self.sheet is not None and self.sheets > 1:
+            text += f", the sheet {self.sheet!r} of {self.sheets}"
+        if self.format in TEXTS and self.encoding != "utf-8":
+            text += f", in {self.encoding}"
+        return text if self.compression is None else f"{text}, unpacked from {self.compression}"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A table to be read: what people call it, where its bytes are, and how to read them."""
+
+    name: str
+    path: Path
+    dialect: Dialect
+    reading: Reading = field(default_factory=Reading)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass
+class Skipped:
+    """Rows that could not be read and were left out."""
+
+    rows: int = 0
+    first: str | None = None
+
+    def add(self, text: str) -> None:
+        self.rows += 1
+        self.first = self.first or text

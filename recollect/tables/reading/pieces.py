@@ -1,0 +1,87 @@
+"""Any file to pieces of rows, or to one sentence that says why not."""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recollect.tables.reading.arrays import read_npz
+from recollect.tables.reading.columnar import read_arrow, read_parquet
+from recollect.tables.reading.delimited import read_csv
+from recollect.tables.reading.dialect import Format, Skipped, Source, UnreadableError
+from recollect.tables.reading.recognising import recognise
+from recollect.tables.reading.records import read_json, read_ndjson
+from recollect.tables.reading.sheets import read_xlsx
+
+READERS: dict[Format, Callable[[Source, Skipped], Iterator[pa.Table]]] = {
+    "parquet": read_parquet,
+    "csv": read_csv,
+    "ndjson": read_ndjson,
+    "json": read_json,
+    "arrow": read_arrow,
+    "npz": read_npz,
+    "xlsx": read_xlsx,
+}
+
+
+def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[pa.Table, None, None]:
+    """The rows of a file, a piece at a time; at least one row in all, and the same columns throughout.
+
+    Args:
+        source: a file, which is recognised, or one that has been.
+        skipped: told of rows that are left out, if the source's reading says so.
+    """
+    source = recognise(source) if isinstance(source, Path) else source
+    schema: pa.Schema | None = None
+    rows = 0
+    try:
+        for piece in READERS[source.dialect.format](source, skipped or Skipped()):
+            piece.validate(full=True)  # a damaged file may hold offsets that lead out of its buffers
+            if schema is None:
+                schema = piece.schema
+                _check_names(source, schema)
+            if piece.num_rows:
+                rows += piece.num_rows
+                yield retyped(piece, _plain)
+    except UnreadableError:
+        raise
+    except MemoryError:
+        raise UnreadableError(
+            f"{source.name!r} must be readable in the memory there is: it is damaged, or needs a smaller --memory-limit"
+        ) from None
+    except Exception as error:  # whatever a reader makes of a damaged file
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableError(
+            f"{source.name!r} must be a readable {source.dialect.format} file: {reason[:300]}"
+        ) from None
+    if not rows:
+        raise UnreadableError(f"{source.name!r} must hold at least one row, got none")
+
+
+def retyped(table: pa.Table, change: Callable[[str, pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
+    """The same table with columns in other types, and all else as it was."""
+    columns = [change(name, column) for name, column in zip(table.schema.names, table.columns, strict=True)]
+    fields = [field.with_type(column.type) for field, column in zip(table.schema, columns, strict=True)]
+    return pa.table(columns, schema=pa.schema(fields, table.schema.metadata))
+
+
+def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same values in a type that rows can be taken from."""
+    kind = column.type
+    if pa.types.is_run_end_encoded(kind):
+        return pc.run_end_decode(column)
+    if pa.types.is_binary_view(kind):
+        return column.cast(pa.binary())
+    if pa.types.is_string_view(kind.value_type if pa.types.is_dictionary(kind) else kind):
+        return column.cast(pa.string())
+    return column
+
+
+def _check_names(source: Source, schema: pa.Schema) -> None:
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise UnreadableError(
+            f"the columns of {source.name!r} must have different names, got {twice[0]!r} more than once: rename one"
+        )

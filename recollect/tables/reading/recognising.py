@@ -1,0 +1,163 @@
+"""From the first bytes of a file to its dialect: what is safe to tell is told, and the rest is refused or asked for."""
+
+import csv
+import io
+import re
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from recollect.tables.reading.characters import open_recoded, recognise_encoding
+from recollect.tables.reading.compression import ENDINGS, compression_of, only_member, open_content
+from recollect.tables.reading.dialect import TEXTS, Compression, Dialect, Format, Reading, Source, UnreadableError
+from recollect.tables.reading.sheets import sheet_names
+
+SUFFIXES: dict[str, Format] = {
+    **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".dat", ".data"), "csv"),
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow"),
+    **dict.fromkeys((".ndjson", ".jsonl"), "ndjson"),
+    ".json": "json",
+    ".npz": "npz",
+    ".xlsx": "xlsx",
+    ".xlsm": "xlsx",
+}
+"""What the ending of a name says of a file."""
+
+_DELIMITERS = (",", ";", "\t", "|")
+_SAMPLE = 2**18  # bytes of text that are looked at
+_LINES = 200
+_EXCEL = re.compile(r"sep=(.)\s*\Z", flags=re.IGNORECASE)
+
+
+def recognise(path: Path, reading: Reading | None = None, name: str | None = None) -> Source:
+    """How a file is read: as somebody said, or as its content shows.
+
+    Args:
+        path: where it is.
+        reading: what somebody said.
+        name: what people call it, if that is not its path.
+    """
+    reading, name = reading or Reading(), name or str(path)
+    try:
+        return Source(name, path, _dialect(path, reading, name), reading)
+    except UnreadableError:
+        raise
+    except Exception as error:  # whatever a damaged file brings about
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableError(f"{name!r} must be a readable table: {reason[:300]}") from None
+
+
+def _dialect(path: Path, reading: Reading, name: str) -> Dialect:
+    with path.open("rb") as file:
+        head = file.read(16)
+    compression: Compression | None = compression_of(head)
+    inner = path.name.removesuffix(path.suffix) if path.suffix.lower() in ENDINGS else path.name
+    kind = reading.format
+    if head.startswith(b"PK") and kind not in ("npz", "xlsx"):
+        kind, compression = kind or _archived(path), "zip"
+        if kind in ("npz", "xlsx"):
+            compression = None
+        else:
+            inner = only_member(path)
+    said = SUFFIXES.get(Path(inner).suffix.lower())
+    with open_content(path, compression) as content:
+        head = content.read(16)
+    kind = kind or _kind(head, said)
+    if kind not in TEXTS:
+        if compression is not None:
+            raise UnreadableError(f"{name!r} must be unpacked first, got a {kind} file in {compression}")
+        if kind == "xlsx":
+            sheets = sheet_names(path, name, reading.sheet)
+            return Dialect(kind, sheet=sheets[0], sheets=len(sheets))
+        return Dialect(kind)
+    encoding = reading.encoding
+    if encoding is None:
+        with open_content(path, compression) as content:
+            encoding = recognise_encoding(content, name)
+    with open_recoded(open_content(path, compression), encoding, name) as text:
+        sample = text.read(_SAMPLE)
+    if reading.format is None and said != "csv" and sample.lstrip()[:1] in (b"{", b"["):
+        kind = "ndjson" if sample.lstrip()[:1] == b"{" and said != "json" else "json"
+    if kind != "csv":
+        return Dialect(kind, compression, encoding)
+    shape = _shape(_lines(sample), reading.delimiter, "\t" if Path(inner).suffix.lower() in (".tsv", ".tab") else ",")
+    return Dialect(kind, compression, encoding, shape.delimiter, shape.quote, shape.escape, shape.preamble)
+
+
+def _archived(path: Path) -> Format | None:
+    """What kind of archive it is; None if it is one that holds a table."""
+    with zipfile.ZipFile(path) as archive:
+        names = archive.namelist()
+    if "[Content_Types].xml" in names:
+        return "xlsx"
+    return "npz" if all(name.endswith(".npy") for name in names) else None
+
+
+def _kind(head: bytes, said: Format | None) -> Format:
+    """By the first bytes, where they tell; by the ending otherwise; else it must be text."""
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    return said or "csv"
+
+
+def _lines(sample: bytes) -> list[str]:
+    """The first lines, without the last, which may be cut off."""
+    text = sample.decode("utf-8", errors="replace")
+    lines = text.splitlines(keepends=True) if "\n" not in text else text.split("\n")
+    whole = lines if len(sample) < _SAMPLE else lines[:-1]
+    return [line.rstrip("\r\n") for line in whole[:_LINES]]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    delimiter: str
+    quote: str
+    escape: str | None
+    preamble: int
+
+
+def _shape(lines: list[str], given: str | None, usual: str) -> _Shape:
+    """The delimiter, quote and escape with which the first lines have as many values as there are names."""
+    preamble = 0
+    if lines and (excel := _EXCEL.match(lines[0])):
+        preamble, given = 1, given or excel[1]
+    while preamble < len(lines) and not lines[preamble].strip():
+        preamble += 1
+    lines = [line for line in lines[preamble:] if line.strip()]
+    quote = "'" if lines and _is_quoted(lines[0], given, "'") else '"'
+    best, shape = (0.0, 0, False), _Shape(given or usual, quote, None, preamble)
+    for delimiter in (given,) if given else (usual, *(d for d in _DELIMITERS if d != usual)):
+        for escape in (None, "\\"):
+            if escape and not any(f"\\{quote}" in line for line in lines):
+                continue
+            counts = [len(row) for row in _rows(lines, delimiter, quote, escape)]
+            if not counts or (counts[0] < 2 and not given):
+                continue
+            agree = sum(count == counts[0] for count in counts) / len(counts)
+            # A share of lines that agree, then more columns; what is written first wins where they are alike.
+            if (round(agree, 2), counts[0], escape is None) > best:
+                best = (round(agree, 2), counts[0], escape is None)
+                shape = _Shape(delimiter, quote, escape, preamble)
+    return shape
+
+
+def _is_quoted(line: str, delimiter: str | None, quote: str) -> bool:
+    between = re.escape(delimiter) if delimiter else "[,;\t|]"
+    return re.fullmatch(rf"{quote}[^{quote}]*{quote}({between}{quote}[^{quote}]*{quote})+", line) is not None
+
+
+def _rows(lines: Iterable[str], delimiter: str, quote: str, escape: str | None) -> list[list[str]]:
+    try:
+        text: IO[str] = io.StringIO("\n".join(lines))
+        rows = csv.reader(
+            text, delimiter=delimiter, quotechar=quote, escapechar=escape, doublequote=escape is None, strict=False
+        )
+        return [row for row in rows if row]
+    except csv.Error:
+        return []

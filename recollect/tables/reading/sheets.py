@@ -1,0 +1,115 @@
+"""Workbooks of spreadsheets, a row at a time; openpyxl is needed for them, and only then."""
+
+import datetime
+import warnings
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from recollect.tables.reading.cutting import PIECE
+from recollect.tables.reading.dialect import Skipped, Source, UnreadableError
+
+_MOST_TEXT = 2**29  # bytes of texts that openpyxl keeps in memory
+_MOST_COLUMNS = 20_000
+
+
+def sheet_names(path: Path, name: str, wanted: str | None) -> list[str]:
+    """The sheets of a workbook, the wanted one first."""
+    with _workbook(path, name) as book:
+        names: list[str] = list(book.sheetnames)
+    if wanted is None:
+        return names
+    if wanted not in names:
+        raise UnreadableError(f"the sheet of {name!r} must be one of {', '.join(map(repr, names))}, got {wanted!r}")
+    return [wanted, *(other for other in names if other != wanted)]
+
+
+def read_xlsx(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
+    """One sheet: names in its first row that is not empty; a column is of numbers or dates if all its cells are."""
+    with _workbook(source.path, source.name) as book:
+        rows = _rows(book, source)
+        header = next(rows, ())
+    names = [_text(value) or "" for value in header]
+    while names and not names[-1]:
+        names.pop()
+    if not names:
+        raise UnreadableError(f"{source.name!r} must begin with the names of its columns, got nothing")
+    if len(names) > _MOST_COLUMNS:
+        raise UnreadableError(f"{source.name!r} must have at most {_MOST_COLUMNS:,} columns, got more")
+    kinds: list[set[type]] = [set() for _ in names]
+    with _workbook(source.path, source.name) as book:
+        for number, row in enumerate(islice(_rows(book, source), 1, None), 2):
+            if any(value is not None for value in row[len(names) :]):
+                raise UnreadableError(f"row {number:,} of {source.name!r} must have {len(names)} cells, got more")
+            for kind, value in zip(kinds, row, strict=False):
+                if value is not None:
+                    kind.add(type(value))
+    schema = pa.schema([(name, _type(kind)) for name, kind in zip(names, kinds, strict=True)])
+    yield schema.empty_table()
+    with _workbook(source.path, source.name) as book:
+        rows = islice(_rows(book, source), 1, None)
+        while part := list(islice(rows, PIECE)):
+            padded = [(*row, *[None] * (len(names) - len(row))) for row in part]
+            columns = [_column([row[i] for row in padded], field.type) for i, field in enumerate(schema)]
+            yield pa.table(columns, schema=schema)
+
+
+@contextmanager
+def _workbook(path: Path, name: str) -> Iterator[Any]:
+    try:
+        import openpyxl
+    except ImportError:
+        raise UnreadableError(
+            f"{name!r} must be read by openpyxl, which is not installed: pip install 'recollect[excel]'"
+        ) from None
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if "sharedStrings" in info.filename and info.file_size > _MOST_TEXT:
+                raise UnreadableError(f"{name!r} must hold less text than that: save it as csv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about styles and the like, which are of no interest
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
+        try:
+            yield book
+        finally:
+            book.close()
+
+
+def _rows(book: Any, source: Source) -> Iterator[tuple[Any, ...]]:
+    """The rows that are not empty; what the sheet says of its size is not believed."""
+    sheet = book[source.dialect.sheet] if source.dialect.sheet else book.worksheets[0]
+    sheet.reset_dimensions()
+    for row in sheet.iter_rows(values_only=True):
+        if any(value is not None for value in row):
+            yield row
+
+
+def _type(kinds: set[type]) -> pa.DataType:
+    if not kinds:
+        return pa.null()
+    if kinds == {bool}:
+        return pa.bool_()
+    if kinds <= {int}:
+        return pa.int64()
+    if kinds <= {int, float}:
+        return pa.float64()
+    if kinds <= {datetime.datetime, datetime.date}:
+        return pa.timestamp("us")
+    return pa.string()
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_string(kind):
+        return pa.array([_text(value) for value in values], kind)
+    if pa.types.is_integer(kind) and any(value is not None and abs(value) >= 2**63 for value in values):
+        raise UnreadableError("numbers of a workbook must have at most 18 digits, got more")
+    return pa.array(values, kind)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,119 @@
+"""Paths, globs, folders, standard input and addresses to files that can be read.
+
+What is not a file here, standard input or something at an address, is copied to a temporary file first: it is read
+twice, and must not change in between.
+"""
+
+import glob
+import hashlib
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+from recollect.tables.reading.compression import ENDINGS
+from recollect.tables.reading.dialect import Reading, Source
+from recollect.tables.reading.recognising import SUFFIXES, recognise
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.")
+STANDARD_INPUT = "-"
+
+
+@contextmanager
+def opened(patterns: Iterable[str], reading: Reading | None = None) -> Iterator[list[Source]]:
+    """The tables that paths, globs, folders, addresses and `-` stand for, in order, each once."""
+    with tempfile.TemporaryDirectory(prefix="recollect-") as folder:
+        found: list[Source] = []
+        for i, pattern in enumerate(dict.fromkeys(patterns)):
+            if pattern == STANDARD_INPUT or _ADDRESS.match(pattern):
+                found.append(_copied(pattern, Path(folder, f"{i}{_endings(pattern)}"), reading))
+            else:
+                known = {source.path for source in found}
+                found += [recognise(path, reading) for path in find_files([pattern]) if path not in known]
+        yield found
+
+
+def find_files(patterns: Iterable[str]) -> list[Path]:
+    """The files that paths, globs and folders stand for, in order, each once."""
+    found: list[Path] = []
+    for pattern in patterns:
+        path = Path(pattern)
+        matches = [path] if path.exists() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207
+        if not matches:
+            raise ValueError(f"there must be a file {pattern!r}, got none")
+        for match in matches:
+            inside = _inside(match) if match.is_dir() else [match]
+            found += [path for path in inside if path not in found]
+    for path in found:
+        if not path.is_file():
+            raise ValueError(f"rows are read from files, got {str(path)!r}, which is not one")
+    return found
+
+
+def content_hash(path: Path) -> str:
+    """What tells one file's content from another's."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The tables in a folder and its folders, as their names tell them; what is hidden is not looked at."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    paths = [p for p in paths if not any(part.startswith((".", "_")) for part in p.relative_to(folder).parts)]
+    tables = [p for p in paths if _table_suffix(p) in SUFFIXES]
+    if not tables:
+        raise ValueError(f"the folder {str(folder)!r} must hold tables ({', '.join(SUFFIXES)}), got none")
+    return tables
+
+
+def _table_suffix(path: Path) -> str:
+    return (Path(path.stem) if path.suffix.lower() in ENDINGS else path).suffix.lower()
+
+
+def _endings(address: str) -> str:
+    return "".join(re.findall(r"\.[A-Za-z0-9]{1,8}", address.rpartition("/")[2])[-2:])
+
+
+def _copied(address: str, path: Path, reading: Reading | None) -> Source:
+    name = "standard input" if address == STANDARD_INPUT else address
+    try:
+        with path.open("wb") as copy, _content(address) as content:
+            shutil.copyfileobj(content, copy, 2**20)
+    except OSError as error:
+        if error.errno == 28:  # no space left
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(f"{name!r} must be there and readable, got: {reason}") from None
+    return recognise(path, reading, name)
+
+
+def _content(address: str) -> AbstractContextManager[IO[bytes]]:
+    """What is at an address, by pyarrow's file systems or else by fsspec's, if it is installed."""
+    if address == STANDARD_INPUT:
+        return nullcontext(sys.stdin.buffer)  # which is not ours to close
+    import pyarrow as pa
+    from pyarrow import fs
+
+    try:
+        system, path = fs.FileSystem.from_uri(address)
+        return system.open_input_stream(path)  # type: ignore[no-any-return]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass
+    scheme = address.partition("://")[0]
+    try:
+        import fsspec
+    except ImportError:
+        raise ValueError(f"an address of {scheme}:// must have somebody who reads it: install fsspec") from None
+    try:
+        opened: Any = fsspec.open(address, "rb")
+        return opened.open()  # type: ignore[no-any-return]
+    except (ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"an address of {scheme}:// must have somebody who reads it, got: {reason}") from None

@@ -1,0 +1,369 @@
+"""What is gathered about a column while its rows pass by once, and what is made of it at the end.
+
+A column of text may be numbers, dates or categories. Each possibility is followed, with what it would come to, until
+enough values speak against it; a few stray values do not, and count as missing.
+"""
+
+import contextlib
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from recollect.tables.account import Described
+from recollect.tables.columns import MOST_CATEGORIES, MOST_CLASSES, MOST_ENCODED, Column, Kind, Task
+from recollect.tables.dates import GUESSED, DateForm, is_ambiguous, may_be_dates, parse_dates, typed_seconds
+from recollect.tables.values import (
+    NumberForm,
+    class_names,
+    has_codes,
+    is_numeric,
+    is_text,
+    known_texts,
+    missing_mask,
+    numbers_of,
+    parse_numbers,
+    texts_of,
+    unit_of,
+)
+
+_SAID: dict[str, tuple[DateForm, ...]] = {"date-dmy": ("dmy",), "date-mdy": ("mdy",)}
+
+KINDS = ("number", "date", "date-dmy", "date-mdy", "category", "ignored")
+"""What a column can be said to be, with --as."""
+
+STRAY = 0.05
+"""The share of values that may be something else than a number or date, and then count as missing."""
+
+_FEW_CLASSES = 100  # a whole number with more values than this is a quantity
+_FEW_TEXTS = 20
+_ROW_NUMBERS = 20  # so many rows, counted from 0 or 1, are no coincidence
+_ID = re.compile(
+    r"(?i:(^|[\s_.\-])(id|ids|uuid|guid|rowid|hash|key|index|idx)$)|[a-z](Id|ID|Uuid|UUID)$|^(?i:unnamed: ?\d+|index|)$"
+)
+
+
+@dataclass
+class Moments:
+    """Mean, deviation and range of numbers that come in parts."""
+
+    count: int = 0
+    mean: float = 0.0
+    square: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    integral: bool = True
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        values = values[np.isfinite(values)]
+        if not len(values):
+            return
+        n, mean = len(values), float(values.mean())
+        delta, total = mean - self.mean, self.count + n
+        self.square += float(((values - mean) ** 2).sum()) + delta**2 * self.count * n / total
+        self.mean += delta * n / total
+        self.count = total
+        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
+        self.integral = self.integral and bool((values == np.round(values)).all())
+
+    @property
+    def deviation(self) -> float:
+        return math.sqrt(self.square / self.count) if self.count else 0.0
+
+
+@dataclass
+class _Guess:
+    """One thing that a column of text may be."""
+
+    form: str
+    fitting: int = 0
+    moments: Moments = field(default_factory=Moments)
+    strays: Counter[str] = field(default_factory=Counter)
+
+    def add(self, texts: pa.ChunkedArray, numbers: NDArray[np.float64]) -> None:
+        fits = ~np.isnan(numbers)
+        self.fitting += int(fits.sum())
+        self.moments.add(numbers)
+        if len(self.strays) < 5:
+            others = texts.filter(pa.chunked_array([~fits])).drop_null()
+            self.strays.update(others.slice(0, 100).to_pylist())
+
+    def holds(self, known: int) -> bool:
+        """Whether all but a few of the values are this."""
+        return self.fitting > 0 and known - self.fitting <= STRAY * known
+
+
+class Summary:
+    """What must be known of a column to describe and to encode it.
+
+    Args:
+        name: of the column.
+        kind: its type in the table.
+        is_target: whether it is what is to be predicted.
+        wanted: what somebody said that it is, one of `KINDS`.
+    """
+
+    def __init__(self, name: str, kind: pa.DataType, is_target: bool, wanted: str | None) -> None:
+        self.name, self.type, self.is_target, self.wanted = name, kind, is_target, wanted
+        self.is_text = is_text(kind)
+        self.is_date = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
+        self.is_boolean = pa.types.is_boolean(kind)
+        self.is_readable = self.is_text or self.is_date or is_numeric(kind) or pa.types.is_null(kind)
+        self.count = self.missing = 0
+        self.typed = Moments()
+        self.numbers: dict[NumberForm, _Guess] = {form: _Guess(form) for form in ("point", "comma")}
+        self.dates: dict[DateForm, _Guess] | None = None
+        self.readable = 0  # texts that are no word for a missing value
+        self.codes = self.differs = self.slashes = False
+        self.start: float | None = 0.0  # where it counts rows from, unless it does not
+        self._ids = True
+        self.unit: str | None = None
+        self.distinct: Counter[str] = Counter()
+        self.examples: list[str] = []
+        if not self.is_readable and is_target:
+            raise ValueError(f"the target {name!r} must hold classes or numbers, got {kind}: choose another column")
+        if not self.is_readable and wanted not in (None, "ignored"):
+            raise ValueError(f"column {name!r} must hold numbers, dates or text to be a {wanted}, got {kind}")
+
+    # While rows pass by
+
+    def add(self, values: pa.ChunkedArray) -> None:
+        """Look at some more rows."""
+        if len(self.examples) < 3:
+            self._add_examples(values)
+        missing = int(missing_mask(values, words=not self.is_target).sum()) if self.is_readable else values.null_count
+        if self.wanted == "ignored" or not self.is_readable:
+            pass  # it may hold anything
+        elif self.is_text:
+            self._add_text(values)
+        else:
+            numbers = typed_seconds(values) if self.is_date else numbers_of(self.name, values)
+            self.typed.add(numbers)
+            self._add_typed(values, numbers)
+        self.count += len(values)
+        self.missing += missing
+
+    def _add_examples(self, values: pa.ChunkedArray) -> None:
+        for value in values.slice(0, 100):
+            text = ""
+            if value.is_valid:
+                with contextlib.suppress(OverflowError, ValueError):  # times that Python has no place for
+                    text = str(value.as_py())
+            text = text if len(text) <= 24 else text[:21] + "..."
+            if text and text not in self.examples and len(self.examples) < 3:
+                self.examples.append(text)
+
+    def _add_typed(self, values: pa.ChunkedArray, numbers: NDArray[np.float64]) -> None:
+        self._count(numbers)
+        if (self.is_target or self.wanted == "category") and len(self.distinct) <= MOST_CLASSES:
+            self.distinct.update(n for n in class_names(values.drop_null()) if n != "nan")
+        elif self.typed.integral and len(self.distinct) <= MOST_CATEGORIES:
+            self.distinct.update(np.unique(numbers[np.isfinite(numbers)]).astype(str).tolist())
+
+    def _count(self, numbers: NDArray[np.float64]) -> None:
+        """Whether they go on as 0, 1, 2, ... or 1, 2, 3, ..."""
+        if self.start is not None and len(numbers):
+            start = float(numbers[0]) if not self.count else self.start + self.count
+            goes_on = (self.count or start in (0, 1)) and bool((numbers == start + np.arange(len(numbers))).all())
+            self.start = start - self.count if goes_on else None
+
+    def _add_text(self, values: pa.ChunkedArray) -> None:
+        if len(self.distinct) <= MOST_CATEGORIES:
+            for entry in pc.value_counts(texts_of(values).drop_null()).to_pylist():
+                self.distinct[entry["values"]] += entry["counts"]
+        texts = known_texts(values)
+        self.readable += len(texts) - texts.null_count
+        self.codes = self.codes or has_codes(texts)
+        self.unit = self.unit or unit_of(texts.slice(0, 1000))
+        read = {form: parse_numbers(texts, form) for form in self.numbers}
+        if len(read) == 2:
+            point, comma = read.values()
+            self.differs = self.differs or bool((np.isfinite(point) & np.isfinite(comma) & (point != comma)).any())
+        for form, numbers in read.items():
+            self.numbers[form].add(texts, numbers)
+        self.numbers = {form: guess for form, guess in self.numbers.items() if _may_hold(guess, self.readable)}
+        if "point" in read:
+            self._count(read["point"])
+        else:
+            self.start = None
+        self._add_dates(texts)
+
+    def _add_dates(self, texts: pa.ChunkedArray) -> None:
+        if self.dates is None and self.readable:
+            forms: tuple[DateForm, ...] = (*GUESSED, "compact") if self.wanted == "date" else GUESSED
+            forms = _SAID.get(self.wanted or "", forms)
+            self.dates = {form: _Guess(form) for form in forms if may_be_dates(texts, form)}
+        for form, guess in (self.dates or {}).items():
+            guess.add(texts, parse_dates(texts, form))
+        if self.dates:
+            self.dates = {form: guess for form, guess in self.dates.items() if _may_hold(guess, self.readable)}
+            self.slashes = self.slashes or is_ambiguous(texts)
+
+    # At the end
+
+    def evidence(self) -> NumberForm | None:
+        """The decimal mark that this column shows beyond doubt."""
+        if self.codes or not self.numbers:
+            return None
+        fitting = {form: guess.fitting for form, guess in self.numbers.items()}
+        form = max(fitting, key=lambda form: fitting[form])
+        clear = all(fitting[form] > fitting[other] for other in fitting if other != form)
+        return form if clear and self.numbers[form].holds(self.readable) else None
+
+    def number(self, decimal: NumberForm | None) -> _Guess | None:
+        """How it is read as numbers, if it can be."""
+        asked = self.wanted == "number"
+        if self.codes and not asked:
+            return None
+        holding = {form: guess for form, guess in self.numbers.items() if guess.fitting and asked}
+        holding = holding or {form: g for form, g in self.numbers.items() if g.holds(self.readable)}
+        best = max((guess.fitting for guess in holding.values()), default=0)
+        holding = {form: guess for form, guess in holding.items() if guess.fitting == best}
+        return holding.get(decimal or "point") or next(iter(holding.values()), None)
+
+    def date(self) -> _Guess | None:
+        """How it is read as dates, if it can be."""
+        asked = (self.wanted or "").startswith("date")
+        holding = [g for g in (self.dates or {}).values() if g.holds(self.readable) or (asked and g.fitting)]
+        best = max((guess.fitting for guess in holding), default=0)
+        forms = {guess.form: guess for guess in holding if guess.fitting == best}
+        if self.slashes and "mdy" in forms and "dmy" in forms:
+            return forms["mdy"]
+        return next(iter(forms.values()), None)
+
+    def read(self, decimal: NumberForm | None, *, ids: bool = True) -> "Read":
+        """What it is, decided; whole numbers that look like identifiers are set aside if `ids` says so."""
+        self._ids = ids and self.wanted is None and not self.is_target
+        if not self.is_readable:
+            return Read("ignored", why=f"{_short_type(self.type)}: set aside")
+        if self.count == self.missing:
+            return Read("constant", why="no values")
+        if self.wanted == "ignored":
+            return Read("ignored", why="set aside as asked")
+        if self.is_text:
+            return self._read_text(decimal)
+        if self.wanted == "category":
+            return Read("category", why="taken as categories as asked")
+        kind: Kind = "date" if self.is_date else "number"
+        if self.typed.low == self.typed.high and not self.missing:
+            return Read("constant", self.typed, why="one value")
+        if kind == "number" and self._ids and (why := self._is_id(self.typed)):
+            return Read("ignored", self.typed, why=why)
+        return Read(kind, self.typed)
+
+    def _read_text(self, decimal: NumberForm | None) -> "Read":
+        number, date = self.number(decimal), self.date()
+        if self.wanted == "number" and number is None:
+            raise ValueError(f"column {self.name!r} must hold numbers, got text such as {self._example()!r}")
+        if (self.wanted or "").startswith("date") and date is None:
+            raise ValueError(f"column {self.name!r} must hold dates, got text such as {self._example()!r}")
+        if self.wanted == "category":
+            return Read("category", why="taken as categories as asked")
+        if number is not None and not (self.wanted or "").startswith("date"):
+            shown = self.differs or self.evidence() == "comma"
+            why = [f"decimal {number.form}"] if shown and (number.form == "comma" or self.evidence() is None) else []
+            return self._guessed("number", number, [*why, *([self.unit] if self.unit else [])])
+        if date is not None:
+            why = {"dmy": ["day first"], "mdy": ["month first"]}.get(date.form, [])
+            both = [g for g in (self.dates or {}).values() if g.form in ("dmy", "mdy") and g.fitting == date.fitting]
+            if len(both) == 2 and self.slashes and self.wanted is None:
+                why = [f"month first by default: --as {self.name}=date-dmy otherwise"]
+            return self._guessed("date", date, why)
+        known = len(self.distinct)
+        if known == 1 and not self.missing:
+            return Read("constant", why="one value")
+        nearly_all = known > MOST_CATEGORIES or (known > _FEW_TEXTS and known > self.count / 2)
+        if self.is_target or not (nearly_all or (known == self.count and known >= 8)):
+            return Read("category")
+        words = np.mean([text.count(" ") + 1 for text in list(self.distinct)[:1000]])
+        why_aside = "free text" if words >= 2.5 else "nearly every value differs" if known > self.count / 2 else ""
+        return Read("ignored", why=f"{why_aside or f'more than {MOST_CATEGORIES:,} different texts'}: set aside")
+
+    def _guessed(self, kind: Kind, guess: _Guess, why: list[str]) -> "Read":
+        strays = self.readable - guess.fitting
+        if strays > 0:
+            such = next(iter(guess.strays), "")
+            why = [*why, f"{strays:,} that {'is' if strays == 1 else 'are'} none, such as {such!r}, taken as missing"]
+        moments = guess.moments
+        if moments.low == moments.high and not self.missing and not strays:
+            return Read("constant", moments, why="one value")
+        if kind == "number" and self._ids and (told := self._is_id(moments)):
+            return Read("ignored", moments, why=told)
+        return Read(kind, moments, guess.form, max(strays, 0), ", ".join(why))
+
+    def _is_id(self, moments: Moments) -> str | None:
+        """Why a column of whole numbers is none that means anything."""
+        if self.start is not None and self.count >= _ROW_NUMBERS:
+            return "row numbers: set aside"
+        many = len(self.distinct) > _FEW_CLASSES or len(self.distinct) > max(self.count / 2, _FEW_TEXTS)
+        if moments.integral and many and _ID.search(self.name):
+            return "an identifier: set aside"
+        return None
+
+    def _example(self) -> str:
+        return self.examples[0] if self.examples else ""
+
+    def task(self, read: "Read") -> Task:
+        """What kind of prediction it is the target of."""
+        if self.wanted == "category" or read.moments is None or self.is_boolean or not read.moments.count:
+            return "classification"
+        few = read.moments.integral and len(self.distinct) <= _FEW_CLASSES and self.unit is None
+        few = few and not (len(self.distinct) > _FEW_TEXTS and len(self.distinct) > self.count / 2)
+        return "classification" if few else "regression"
+
+    def column(self, read: "Read") -> Column:
+        """How it is encoded."""
+        if read.kind in ("number", "date"):
+            m, missing = read.moments, self.missing > 0 or read.strays > 0
+            assert m is not None
+            scale = m.deviation or 1.0
+            return Column(self.name, read.kind, m.mean, scale, m.low, m.high, missing, read.form, read.strays > 0)
+        if read.kind == "category":
+            values = sorted(name for name, _ in self.distinct.most_common(MOST_ENCODED))
+            return Column(self.name, "category", values=values)
+        return Column(self.name, read.kind)
+
+    def described(self, read: "Read", features: int, note: str = "") -> Described:
+        """For people."""
+        distinct = len(self.distinct) if len(self.distinct) <= MOST_CATEGORIES and self.distinct else None
+        missing = self.missing + read.strays
+        kind = {"constant": "nothing"}.get(read.kind, read.kind)
+        return Described(
+            self.name,
+            "target" if self.is_target else kind,
+            self.count - missing,
+            missing,
+            None if read.kind == "number" and not read.moments_are_whole else distinct,
+            self.examples,
+            features,
+            note or read.why,
+        )
+
+
+@dataclass
+class Read:
+    """What a column was read as."""
+
+    kind: Kind
+    moments: Moments | None = None
+    form: str = ""
+    strays: int = 0
+    why: str = ""
+
+    @property
+    def moments_are_whole(self) -> bool:
+        return self.moments is not None and self.moments.integral
+
+
+def _may_hold(guess: _Guess, known: int) -> bool:
+    """Followed further, unless hopeless: nothing is decided on the first few values."""
+    return known < 1000 or guess.fitting > known / 2
+
+
+def _short_type(kind: pa.DataType) -> str:
+    return "lists or objects" if pa.types.is_nested(kind) else str(kind)
