@@ -170,7 +170,9 @@ def _summaries(schema: pa.Schema, target: str | None, kinds: Mapping[str, str]) 
     for name in (*([] if target is None else [target]), *kinds):
         if name not in schema.names:
             what = "target" if name == target else "ignored column" if kinds[name] == "ignored" else "column of --as"
-            raise ValueError(f"the {what} must be one of {_listed(schema.names, name)}, got {name!r}")
+            unnamed = all(_natural(other)[0] == 0 for other in schema.names)
+            hint = ": the first line must hold the names of the columns" if unnamed else ""
+            raise ValueError(f"the {what} must be one of {_listed(schema.names, name)}, got {name!r}{hint}")
     for name, kind in kinds.items():
         if kind not in KINDS:
             raise ValueError(f"a column can be taken as {', '.join(KINDS)}, got {kind!r} for {name!r}")

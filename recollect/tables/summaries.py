@@ -277,11 +277,11 @@ class Summary:
         known = len(self.distinct)
         if known == 1 and not self.missing:
             return Read("constant", why="one value")
-        nearly_all = known > MOST_CATEGORIES or (known > _FEW_TEXTS and known > self.count / 2)
-        if self.is_target or not (nearly_all or (known == self.count and known >= 8)):
+        nearly_all = known > MOST_CATEGORIES or (known > _FEW_TEXTS and known > self.readable / 2)
+        if self.is_target or not (nearly_all or (known == self.readable and known >= 8)):
             return Read("category")
         words = np.mean([text.count(" ") + 1 for text in list(self.distinct)[:1000]])
-        why_aside = "free text" if words >= 2.5 else "nearly every value differs" if known > self.count / 2 else ""
+        why_aside = "free text" if words >= 2.5 else "nearly every value differs" if known > self.readable / 2 else ""
         return Read("ignored", why=f"{why_aside or f'more than {MOST_CATEGORIES:,} different texts'}: set aside")
 
     def _guessed(self, kind: Kind, guess: _Guess, why: list[str]) -> "Read":

@@ -31,7 +31,8 @@ _CODE = r"^[+-]?0\d"  # 007 is a name, not a number
 
 def _pattern(point: str, group: str) -> str:
     grouped = "|".join(rf"[1-9]\d{{0,2}}(?:{g}\d{{3}})+" for g in (group, _SPACE, "['’]"))
-    number = rf"(?:(?:{grouped}|\d+)(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?"
+    plain = rf"(?:\d+(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?"
+    number = rf"(?:(?:{grouped})(?:{point}\d*)?|{plain})"
     sign = rf"[+\-−]?{_SPACE}?"
     return rf"^\(?{sign}(?:{_CURRENCY}{_SPACE}?{sign})?{number}(?:{_SPACE}?(?:{_CURRENCY}|%))?-?\)?$"
 

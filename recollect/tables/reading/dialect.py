@@ -109,7 +109,7 @@ class Dialect:
             text += "" if self.quote == '"' else f", quoted by {self.quote}"
         if self.sheet is not None and self.sheets > 1:
             text += f", the sheet {self.sheet!r} of {self.sheets}"
-        if self.format in TEXTS and self.encoding != "utf-8":
+        if self.format in TEXTS and self.encoding not in ("utf-8", "utf-8-sig"):
             text += f", in {self.encoding}"
         return text if self.compression is None else f"{text}, unpacked from {self.compression}"
 
