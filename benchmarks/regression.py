@@ -6,7 +6,8 @@ updates, sorted by the first input. GDumb's network, with its usual training on 
 rows of the test part; with `--validation` on as many other rows of the training part, which is how settings were
 chosen. Gradients are projected to 300 numbers for each of 10 initialisations, whatever the way.
 Results are appended to `results/regression.jsonl`; what is there is not repeated.
-Run as `python benchmarks/regression.py [--validation] [seed ...]`; takes about two minutes per seed on a quiet core.
+Run as `python benchmarks/regression.py [--validation] [table ...] [seed ...]`; takes about two minutes
+per seed on a quiet core.
 """
 
 import json
@@ -34,8 +35,8 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "the old default": {"scale_outputs": False, **OLD},
     "Clustering": None,
     "Reservoir": None,
-    "outputs as they are": {"scale_outputs": False},
 }
+PLAIN: dict[str, dict[str, Any] | None] = {"outputs as they are": {"scale_outputs": False}}
 
 
 class Table(NamedTuple):
@@ -63,10 +64,10 @@ def load(name: str, seed: int, validation: bool) -> Table:
     return Table(*part(dataset.train, order[:ROWS]), *held_out)
 
 
-def measure(name: str, seed: int, validation: bool) -> None:
+def measure(name: str, seed: int, validation: bool, ways: dict[str, dict[str, Any] | None]) -> None:
     done = {(r["table"], r["seed"], r["validation"], r["arrival"], r["memory"], r["size"]) for r in read()}
     for arrival in ("once", "sorted"):
-        for way, options in WAYS.items():
+        for way, options in ways.items():
             todo = [s for s in SIZES if (name, seed, validation, arrival, way, s) not in done]
             if not todo:
                 continue
@@ -114,12 +115,15 @@ def read() -> list[dict[str, Any]]:
 def main() -> None:
     validation = "--validation" in sys.argv
     RESULTS.parent.mkdir(exist_ok=True)
-    for seed in [int(argument) for argument in sys.argv[1:] if argument.isdecimal()] or range(5):
-        for name in COLUMNS:
-            measure(name, seed, validation)
-    for name in COLUMNS:
+    seeds = [int(argument) for argument in sys.argv[1:] if argument.isdecimal()] or range(5)
+    names = [argument for argument in sys.argv[1:] if argument in COLUMNS] or [*COLUMNS]
+    for ways in (WAYS, PLAIN):
+        for seed in seeds:
+            for name in names:
+                measure(name, seed, validation, ways)
+    for name in names:
         rows: list[list[object]] = []
-        for way in WAYS:
+        for way in WAYS | PLAIN:
             row: list[object] = [way]
             for arrival in ("once", "sorted"):
                 for size in SIZES:
