@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_the_code_of_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monke
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_every_room_has_its_place_in_the_contract_and_on_the_page_about_it() -> None:
+    """A file or folder of the package that neither speaks of could be imported from anywhere."""
+    found = [path for path in (ROOT / "recollect").iterdir() if not path.name.startswith("_")]
+    rooms = {path.stem for path in found if path.suffix == ".py" or (path / "__init__.py").exists()}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(one["layers"] for one in contracts if one["name"].startswith("The package reads"))
+    assert {name.removeprefix("recollect.") for layer in layers for name in layer.split(" : ")} == rooms
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert [room for room in sorted(rooms) if f"`{room}.py`" not in page and f"`{room}/`" not in page] == []
 
 
 def test_the_tutorial_can_be_followed(
