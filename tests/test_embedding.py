@@ -477,17 +477,18 @@ def test_draws_that_are_all_the_same_are_noticed() -> None:
 class Noisy(nn.Module):
     """Draws random numbers in evaluation mode, as a variational auto-encoder may."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float) -> None:
         super().__init__()
-        self.head = nn.Linear(6, 3)
+        self.head, self.scale = nn.Linear(6, 3), scale
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x + torch.randn_like(x))  # type: ignore[no-any-return]
+        return self.head(x + self.scale * torch.randn_like(x))  # type: ignore[no-any-return]
 
 
-def test_a_model_that_draws_random_numbers_is_refused() -> None:
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_a_model_that_draws_random_numbers_is_refused(scale: float) -> None:
     with pytest.raises(ValueError, match=r"must give the same for the same examples.*evaluation mode"):
-        rc.GradientEmbedding(Noisy).embed(NETWORKS["mlp"][1], LABELS)
+        rc.GradientEmbedding(partial(Noisy, scale)).embed(NETWORKS["mlp"][1], LABELS)
 
 
 @pytest.mark.parametrize("network", ["mlp", "resnet", "decoder", "translation"])
