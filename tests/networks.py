@@ -262,6 +262,16 @@ class Routed(Experts):
         return self.head(h.relu())  # type: ignore[no-any-return]
 
 
+class Late(Experts):
+    """A layer's bias gets another use, without a rule, for examples that do not come first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.left(x)
+        if bool((x[:, :1] > 2).any()):
+            h = torch.where(x[:, :1] > 2, h * self.left.bias + self.right.bias, h)
+        return self.head(h.relu())  # type: ignore[no-any-return]
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -314,6 +324,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "rnn": (partial(Sequences, "RNN", nonlinearity="relu", batch_first=True), _numbers(5, 3)),
     "experts": (Experts, _sorted_numbers()),
     "routed": (Routed, _sorted_numbers()),
+    "late": (Late, _sorted_numbers()),
     "bilinear": (Bilinear, _numbers(6)),
 }
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 2])

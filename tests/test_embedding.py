@@ -80,7 +80,9 @@ def test_the_total_is_the_sum_of_rows_that_are_never_formed(network: str, projec
     assert relative_difference(total, embedding.embed(inputs, LABELS).double().sum(0)) < 1e-5
 
 
-@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in ("bilinear", "experts", "routed")])
+@pytest.mark.parametrize(
+    "network", [name for name in NETWORKS if name not in ("bilinear", "experts", "routed", "late")]
+)
 def test_common_networks_never_take_the_slow_way(network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> dict[str, Tensor]:
         raise AssertionError("gradients were left to torch.func")
@@ -109,7 +111,7 @@ def test_candidates_are_decided_on_once() -> None:
 
 
 @slow_path
-@pytest.mark.parametrize("network", ["experts", "routed"])
+@pytest.mark.parametrize("network", ["experts", "routed", "late"])
 def test_a_layer_that_the_first_examples_do_not_reach_counts(network: str) -> None:
     """Whatever comes first in the stream: the same examples have the same embeddings."""
     make_model, inputs = NETWORKS[network]

@@ -327,6 +327,29 @@ def test_the_seed_decides_how_local_gradients_are_projected() -> None:
     assert not torch.allclose(first, other)
 
 
+@pytest.mark.parametrize("local", [True, False])
+def test_a_memory_that_stopped_early_does_not_take_the_few_it_holds_for_all(local: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = rc.models.mlp(1, 2, hidden=(8,))
+    few = {"dim": 50, "tolerance": 0.2}
+    memory = rc.LocalGradientMatching(30, **few) if local else rc.GradientMatching(lambda: model, 30, inits=1, **few)
+    for rows in torch.arange(205).split(200):
+        memory.update(torch.sin(rows.float())[:, None], rows % 2, model=model)
+        assert len(memory) < 25
+    assert float(memory.batch.weights.sum()) == pytest.approx(205, rel=0.2)
+
+
+def test_local_matching_holds_the_count_of_everything_seen() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = rc.models.mlp(1, 2, hidden=(8,))
+    memory = rc.LocalGradientMatching(10, dim=50)
+    for rows in torch.arange(300).split(60):
+        memory.update(torch.sin(rows.float())[:, None], rows % 2, model=model)
+    assert float(memory.batch.weights.sum()) == pytest.approx(300, rel=0.05)
+
+
 def test_the_local_target_is_the_weighted_kept_plus_what_arrived() -> None:
     """With everything kept before, local matching at one model equals selection with that model as the only draw."""
     with torch.random.fork_rng():
