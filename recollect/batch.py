@@ -130,6 +130,12 @@ def describe_weights(weights: Tensor) -> str:
     return f"weights {lowest}" if lowest == highest else f"weights {lowest} to {highest}"
 
 
+_OWN_LOSS = (
+    "if it computes its own loss, let it return one per example, as by reduction='none', and pass "
+    "loss=lambda losses, targets: losses"
+)
+
+
 def forward(model: nn.Module, inputs: Inputs) -> Tensor:
     """Call the model on the inputs, on its own device and in its own floating-point type.
 
@@ -160,8 +166,9 @@ def forward(model: nn.Module, inputs: Inputs) -> Tensor:
         )
     n = len(next(iter(named_tensors(inputs).values())))
     if outputs.ndim == 0 or len(outputs) != n:
+        hint = "" if outputs.numel() != 1 else f": {_OWN_LOSS}"
         raise ValueError(
-            f"the model must return one output per example, got shape {tuple(outputs.shape)} for {n} examples"
+            f"the model must return one output per example, got shape {tuple(outputs.shape)} for {n} examples{hint}"
         )
     return outputs
 
@@ -193,9 +200,10 @@ def _call(model: nn.Module, inputs: Inputs) -> Tensor:
     if found is None and isinstance(outputs, tuple | list) and outputs:
         found = outputs[0]
     if not isinstance(found, Tensor):
+        hint = f": {_OWN_LOSS}" if getattr(outputs, "loss", None) is not None else ""
         raise ValueError(
             "the model must return a tensor, a tuple that starts with one, or an object with logits, "
-            f"got {type(outputs).__name__}"
+            f"got {type(outputs).__name__}{hint}"
         )
     return found
 

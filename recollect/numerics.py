@@ -114,3 +114,8 @@ def flushing_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def single(value: Tensor) -> Tensor:
+    """In float32 if it is in half precision, in which nothing should be added up."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from recollect import GradientEmbedding
+from recollect.batch import Inputs, map_inputs
 from recollect.embedding.initialisations import set_statistics
 from recollect.embedding.plan import Plan
 from recollect.embedding.projections import Kronecker, Projection, Sparse
@@ -63,7 +64,7 @@ def pursue_least_squares_from_scratch(
     return chosen, fit_from_scratch(G[chosen], g, regularization, center)
 
 
-def gradients_by_torch_func(embedding: GradientEmbedding, inputs: Tensor, targets: Tensor) -> Tensor:
+def gradients_by_torch_func(embedding: GradientEmbedding, inputs: Inputs, targets: Tensor) -> Tensor:
     """Unprojected embeddings: per-example gradients at the same draws, over sqrt(S), one example at a time."""
     blocks = []
     loss = get_loss(embedding.loss)
@@ -71,12 +72,15 @@ def gradients_by_torch_func(embedding: GradientEmbedding, inputs: Tensor, target
     for s in range(embedding.inits):
         model = embedding._model(s)
         set_statistics(model, embedding.prepared.statistics[s])
-        parameters = {name: p.detach() for name, p in model.named_parameters()}
+        parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
-        def one(p: dict[str, Tensor], x: Tensor, y: Tensor, model: nn.Module = model) -> Tensor:
-            return loss(functional_call(model, p, (x[None],)), y[None])[0]
+        def one(p: dict[str, Tensor], x: Inputs, y: Tensor, model: nn.Module = model) -> Tensor:
+            given = {"args": (), "kwargs": x} if isinstance(x, dict) else {"args": (x,)}
+            outputs = functional_call(model, p, **given)
+            return loss(getattr(outputs, "logits", outputs), y)[0]
 
-        rows = [grad(one)(parameters, x, y) for x, y in zip(inputs, targets, strict=True)]
+        examples = [(map_inputs(lambda t, i=i: t[i : i + 1], inputs), targets[i : i + 1]) for i in range(len(targets))]
+        rows = [grad(one)(parameters, *example) for example in examples]
         blocks.append(torch.stack([torch.cat([row[name].flatten() for name in parameters]) for row in rows]))
     return torch.cat(blocks, dim=1) / math.sqrt(embedding.inits)
 

@@ -12,6 +12,7 @@ from recollect.embedding.listening import gradients_by_func, gradients_of, liste
 from recollect.embedding.plan import Plan
 from recollect.embedding.projections import Projection
 from recollect.losses import LossFunction
+from recollect.numerics import single
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Draw:
                 self.losses(forward(self.model, inputs), targets)
         if slow:
             for name, gradient in gradients_by_func(self.model, slow, inputs, targets, self.losses).items():
-                self.projection.add_parameter(out, name, gradient.reshape(n, -1) * scale)
+                self.projection.add_parameter(out, name, single(gradient).reshape(n, -1) * scale)
 
     def summed(self, inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
         """The gradient of the sum of the losses, by parameter: one plain pass."""

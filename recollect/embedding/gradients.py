@@ -8,11 +8,12 @@ Differs from the paper:
 - For the squared error, outputs are scaled and targets standardised by the stream's first examples (`scaling`).
 """
 
+import copy
 import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -179,6 +180,7 @@ class GradientEmbedding:
         with self._knowing(prepared, inputs, targets) as known:
             width = self._width(known.plan)
             dtype = torch.float32 if known.draws is None else next(known.draws[0].model.parameters()).dtype
+            dtype = torch.promote_types(dtype, torch.float32)
             out = lazy_zeros(len(targets), self.inits * width, dtype=dtype, device=self.device)
             stacked = self._by_factors(known.plan)
             for rows, draws, passing, examples in self._passes(known, stacked, inputs, targets, progress):
@@ -328,10 +330,17 @@ class GradientEmbedding:
                 statistics = tuple(calibrate(self._model(s), first) for s in range(self.inits))
             scales = self._scales(statistics, inputs, targets)
             losses = scales[0] if scales else self._losses
-            plan = make_plan(models[0], self.layers, inputs, targets.to(self.device), losses)
+            plan = self._planned(models[0], inputs, targets.to(self.device), losses)
             if plan.rest:
                 warnings.warn(_slow(plan.rest), stacklevel=2)
             return self._assembled(plan, statistics, scales, inputs, targets)
+
+    def _planned(self, model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> Plan:
+        """The plan for a model; tried in single precision, as half hides whether a rule is right."""
+        if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
+            with suppress(ValueError):  # it may insist on its precision
+                return make_plan(copy.deepcopy(model).float(), self.layers, inputs, targets, losses)
+        return make_plan(model, self.layers, inputs, targets, losses)
 
     def _scales(
         self, statistics: Sequence[dict[str, Tensor]], inputs: Inputs, targets: Tensor

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from recollect.batch import Inputs, forward, functional_forward, map_inputs
 from recollect.embedding.layers import FUNCTIONS, RULES, Called, Use
 from recollect.losses import LossFunction, check_losses
+from recollect.numerics import single
 
 Key: TypeAlias = tuple[str, str]
 """A parameter and the rule it is used by."""
@@ -190,11 +191,12 @@ def listen(
             asked = [*listener.marks, *leaves.values()]
             gradients = torch.autograd.grad(each, asked, torch.full_like(each, scale), allow_unused=True)
     for use, delta in zip(listener.uses, gradients, strict=False):
-        use.delta = delta
+        use.delta = None if delta is None else single(delta)
+        use.input = single(use.input)
     heard = Heard([use for use in listener.uses if use.delta is not None], {}, listener.strange)
     for name, gradient in zip(leaves, gradients[len(listener.marks) :], strict=True):
         if gradient is not None:
-            heard.free[name] = gradient.reshape(n, *parameters[name].shape)
+            heard.free[name] = single(gradient.reshape(n, *parameters[name].shape))
     return heard if layouts is None else arranged(heard, layouts, n)
 
 

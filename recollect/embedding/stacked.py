@@ -22,6 +22,7 @@ from recollect.embedding.plan import PROBES
 from recollect.embedding.projections import Kronecker
 from recollect.embedding.scaling import ScaledLoss
 from recollect.losses import LossFunction
+from recollect.numerics import single
 
 LARGEST = 16
 """How many draws go into one pass at most: what flows through them should fit the cache."""
@@ -69,7 +70,9 @@ class StackedDraws:
             losses, came, went = self._at_all(one)
             deltas = torch.autograd.grad(losses, went, torch.full_like(losses, scale), allow_unused=True)
         noted = zip(uses, came, deltas, strict=True)
-        return [replace(use, input=a.detach(), delta=delta) for use, a, delta in noted if delta is not None]
+        return [
+            replace(use, input=single(a.detach()), delta=single(delta)) for use, a, delta in noted if delta is not None
+        ]
 
     def summed(self, inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
         """The gradient of the sum of the losses, by parameter, for all draws at once."""
