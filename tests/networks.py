@@ -77,7 +77,7 @@ class Tokens(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.embedding(x, self.table.weight, padding_idx=-1)  # the last row does not learn
+        h = F.embedding(x, self.table.weight.contiguous(), padding_idx=-1)  # the last row does not learn
         h = self.mix(h.reshape(-1, 8)).reshape(len(x), 4, 8)
         return self.head(torch.tanh(self.norm(h)).mean(1))  # type: ignore[no-any-return]
 
@@ -194,7 +194,7 @@ class Patches(nn.Module):
 
 
 class Translation(nn.Module):
-    """Cross attention with a padding mask, and torch's own layers in their default layout, positions first."""
+    """Cross attention with a padding mask, and where it looked; torch's own layers as they are, positions first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,8 +207,8 @@ class Translation(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.layer(self.words(x).transpose(0, 1)).transpose(0, 1)
         asked = self.question(h[:, :1])
-        found, _ = self.cross(asked, h, h, key_padding_mask=(x == 0) & (torch.arange(x.shape[1]) > 0))
-        return self.head(found[:, 0])  # type: ignore[no-any-return]
+        found, looked = self.cross(asked, h, h, key_padding_mask=(x == 0) & (torch.arange(x.shape[1]) > 0))
+        return self.head(found[:, 0]) + 3 * looked[:, 0, :3]  # type: ignore[no-any-return]
 
 
 class Sequences(nn.Module):
@@ -219,9 +219,14 @@ class Sequences(nn.Module):
         self.layer = getattr(nn, kind)(3, 4, **options)
         self.head = nn.Linear(8 if options.get("bidirectional") else 4, 3)
         self.batch_first = bool(options.get("batch_first"))
+        self.places = torch.arange(1.0, 1 + self.layer.num_layers * (2 if self.layer.bidirectional else 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        out, last = self.layer(x if self.batch_first else x.transpose(0, 1))
+        start = None
+        if len(self.places) > 1:  # begins with states that differ by layer and direction
+            first = (x.mean((1, 2))[:, None] * self.places[:, None, None]).expand(-1, -1, 4).contiguous()
+            start = (first, -first) if isinstance(self.layer, nn.LSTM) else first
+        out, last = self.layer(x if self.batch_first else x.transpose(0, 1), start)
         last = last[0] if isinstance(last, tuple) else last
         return self.head(out.mean(1 if self.batch_first else 0)) + last.sum((0, 2))[:, None]  # type: ignore[no-any-return]
 

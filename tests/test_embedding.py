@@ -100,6 +100,31 @@ def test_the_slow_way_is_said_with_the_layer_and_the_reason() -> None:
         rc.GradientEmbedding(make_model, inits=1).prepare(inputs, LABELS)
 
 
+class Attending(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.words, self.attention, self.head = (
+            nn.Embedding(20, 8),
+            nn.MultiheadAttention(8, 2, **options),
+            nn.Linear(8, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x).transpose(0, 1)
+        return self.head(self.attention(h, h, h)[0].mean(0))  # type: ignore[no-any-return]
+
+
+@slow_path
+@pytest.mark.parametrize("options", [{"add_zero_attn": True}, {"add_bias_kv": True}])
+def test_attention_in_other_forms_is_left_to_torch_func_alone(options: dict[str, object]) -> None:
+    inputs = NETWORKS["transformer"][1]
+    embedding = rc.GradientEmbedding(partial(Attending, **options), inits=1, projection=None)
+    embeddings = embedding.embed(inputs, LABELS)
+    assert relative_difference(embeddings, gradients_by_torch_func(embedding, inputs, LABELS)) < 1e-5
+    assert embedding.prepared is not None
+    assert {name.partition(".")[0] for name in embedding.prepared.plan.rest} == {"attention"}
+
+
 def test_candidates_are_decided_on_once() -> None:
     make_model, inputs = NETWORKS["bilinear"]
     embedding = rc.GradientEmbedding(make_model, inits=1, layers=["pairs", "head"])

@@ -131,8 +131,12 @@ def test_reservoirs_with_the_same_seed_cannot_be_merged() -> None:
         merged.merge(memories[1])
     with pytest.raises(ValueError, match="a reservoir can be merged with a reservoir, got SlidingWindow"):
         other.merge(rc.SlidingWindow(3))
+    wider = rc.Reservoir(3, seed=9)
     with pytest.raises(ValueError, match="the memory must have seen data"):
-        other.merge(rc.Reservoir(3, seed=9))
+        other.merge(wider)
+    wider.update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"inputs must keep the shape \(1,\)"):
+        other.merge(wider)
 
 
 def test_class_balance_is_kept_and_old_classes_make_room() -> None:

@@ -47,6 +47,7 @@ def damage(folder: Path, how: str) -> None:
             changes: dict[str, dict[str, object]] = {
                 "newer version": {"version": 99},
                 "no version": {"version": None},
+                "another document": {"format": "recollect store"},
                 "a path": {"tensors": "../../secret.safetensors"},
                 "unknown memory": {"memory": "os.system"},
                 "no options": {"options": None},
@@ -71,6 +72,7 @@ def damage(folder: Path, how: str) -> None:
         ("older version", "must be of format version 2, got 1: an older recollect wrote it"),
         ("newer version", "must be of format version 2, got 99: update recollect"),
         ("no version", "must be of format version 2, got None"),
+        ("another document", "must describe a recollect memory, got something else"),
         ("a path", "must name a tensor file of its folder, got '../../secret.safetensors'"),
         ("unknown memory", "os.system"),
         ("no options", "must hold an object at options, got None"),

@@ -322,6 +322,8 @@ def _attend(
     """`F.multi_head_attention_forward` in its usual forms; None for others."""
     if query.ndim != 3 or use_separate_proj_weight or in_proj_weight is None or training or add_zero_attn:
         return None
+    if is_causal and attn_mask is None:
+        return None  # torch wants a mask and says so
     if bias_k is not None or bias_v is not None or rest.get("static_k") is not None or rest.get("static_v") is not None:
         return None
     width = query.shape[2]
@@ -337,8 +339,6 @@ def _attend(
 
     Q, K, V = heads(queries, 0), heads(keys, 1), heads(values, 2)
     scores = Q @ K.mT * Q.shape[-1] ** -0.5
-    if is_causal and attn_mask is None:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     if attn_mask is not None:
         attn_mask = attn_mask.unflatten(0, (-1, num_heads)) if attn_mask.ndim == 3 else attn_mask
         scores = _masked(scores, attn_mask)
