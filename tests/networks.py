@@ -82,6 +82,19 @@ class Tokens(nn.Module):
         return self.head(torch.tanh(self.norm(h)).mean(1))  # type: ignore[no-any-return]
 
 
+class Products(nn.Module):
+    """Weights that are multiplied by hand, in every way there is to write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.e = (nn.Parameter(0.4 * torch.randn(6, 6)) for _ in range(5))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.matmul(torch.mm(x, self.a).tanh(), self.b).tanh()
+        return self.head((x.mm(self.c).tanh().matmul(self.d).tanh() @ self.e).tanh())  # type: ignore[no-any-return]
+
+
 class SharedBias(nn.Module):
     """Biases that belong to two weights each."""
 
@@ -278,16 +291,21 @@ class Late(Experts):
 
 
 class Recurrent(nn.Module):
+    """Cells of each kind, step by step."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.cell = nn.GRUCell(3, 4)
+        self.gated, self.long, self.plain = nn.GRUCell(3, 4), nn.LSTMCell(4, 4), nn.RNNCell(4, 4)
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = x.new_zeros(len(x), 4)
+        g = p = x.new_zeros(len(x), 4)
+        state = (g, p)
         for t in range(x.shape[1]):
-            h = self.cell(x[:, t], h)
-        return self.head(h)  # type: ignore[no-any-return]
+            g = self.gated(x[:, t], g)
+            state = self.long(g, state)
+            p = self.plain(state[0], p)
+        return self.head(p)  # type: ignore[no-any-return]
 
 
 def _numbers(*shape: int) -> Tensor:
@@ -314,6 +332,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "strange": (Strange, _numbers(6)),
     "convolutions": (Convolutions, _numbers(2, 7, 6)),
     "tokens": (Tokens, _tokens(4)),
+    "products": (Products, _numbers(6)),
     "shared bias": (SharedBias, _numbers(6)),
     "recurrent": (Recurrent, _numbers(5, 3)),
     "encoder": (Encoder, _tokens(6)),

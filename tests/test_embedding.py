@@ -198,6 +198,27 @@ def test_layers_can_be_named() -> None:
         rc.GradientEmbedding(make_model, layers="head").embed(inputs, LABELS)
 
 
+def test_a_layer_may_be_named_by_any_of_its_names() -> None:
+    make_model, inputs = NETWORKS["strange"]  # in which `tied` has the weight of `first`, after a gain of six numbers
+    everything = rc.GradientEmbedding(make_model, inits=1, projection=None).embed(inputs, LABELS)
+    tied = rc.GradientEmbedding(make_model, inits=1, layers=["tied"], projection=None).embed(inputs, LABELS)
+    assert relative_difference(tied, everything[:, 6:42]) < 1e-6
+
+
+def test_examples_that_no_parameter_has_a_say_in_have_no_gradient() -> None:
+    class Sometimes(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            outputs = super().forward(input)
+            return outputs if bool((input > 0).any()) else outputs.detach()
+
+    inputs = NETWORKS["mlp"][1].abs()
+    inputs[4:] *= -1
+    embedding = rc.GradientEmbedding(partial(Sometimes, 6, 3), inits=2, projection=None, batch_size=2)
+    rows = embedding.embed(inputs, LABELS)
+    assert rows[:4].any(1).all() and not rows[4:].any()
+    assert relative_difference(embedding.total(inputs, LABELS), rows.double().sum(0)) < 1e-6
+
+
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error", "own"])
 def test_any_loss_per_example(loss: str) -> None:
     make_model, inputs = NETWORKS["mlp"]

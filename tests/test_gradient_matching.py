@@ -198,6 +198,7 @@ def test_all_options_are_visible_with_the_defaults_of_what_they_are_passed_to(fu
 def test_several_memories_share_an_embedding() -> None:
     embedding = rc.GradientEmbedding(make_model, inits=2, seed=3)
     sharing = [rc.GradientMatching(embedding, size) for size in (5, 9)]
+    assert sharing[0].seed == 3
     alone = [rc.GradientMatching(make_model, size, inits=2, seed=3) for size in (5, 9)]
     for first in (0, 30):
         inputs, targets = examples(30, seed=first)

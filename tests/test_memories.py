@@ -344,12 +344,14 @@ def test_a_memory_that_stopped_early_does_not_take_the_few_it_holds_for_all(loca
     assert float(memory.batch.weights.sum()) == pytest.approx(205, rel=0.2)
 
 
-def test_local_matching_holds_the_count_of_everything_seen() -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_matching_holds_the_count_of_everything_seen(local: bool) -> None:
+    """Over small updates, after which most of what was seen is no candidate any more."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = rc.models.mlp(1, 2, hidden=(8,))
-    memory = rc.LocalGradientMatching(10, dim=50)
-    for rows in torch.arange(300).split(60):
+    memory = rc.LocalGradientMatching(10, dim=50) if local else rc.GradientMatching(lambda: model, 10, inits=1, dim=50)
+    for rows in torch.arange(300).split(30):
         memory.update(torch.sin(rows.float())[:, None], rows % 2, model=model)
     assert float(memory.batch.weights.sum()) == pytest.approx(300, rel=0.05)
 
