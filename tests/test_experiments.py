@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from recollect.experiments.experiment import make_stream
 from recollect.experiments.group import run_group
 from recollect.experiments.recordings import ELSEWHERE, Recordings, decisive_sources, record
 from recollect.experiments.runner import grouped
+from recollect.experiments.stacking import train_together
+from recollect.learners import Task, Training
 from tests.conftest import assert_refused, needs_data
 
 
@@ -202,6 +205,24 @@ def test_runs_side_by_side_learn_what_they_learn_alone(
         assert result["accuracies"] == pytest.approx(alone["accuracies"], abs=0.6)  # two of 360 digits
         assert result["kept_ids"] == alone["kept_ids"]
         assert result["seconds_of"]["observe"] >= 0 and result["seconds"] > 0
+
+
+def test_runs_one_by_one_share_what_is_trained_before_anything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    group = tuple(
+        Experiment("er", "digits", "reservoir", size, seed, epochs=2, rows=300) for seed in (0, 1) for size in (10, 25)
+    )
+    alone = [run(experiment)["final_accuracy"] for experiment in group]
+
+    def counting(tasks: Sequence[Task], training: Training) -> list[float]:
+        sizes.extend(len(task.batch) for task in tasks)
+        return train_together(tasks, training)
+
+    monkeypatch.setattr("recollect.experiments.group.train_together", counting)
+    monkeypatch.setattr("recollect.experiments.group.is_stackable", lambda model: False)
+    assert [result["final_accuracy"] for result in results_of(group)] == alone
+    batches = len(make_stream(group[0], rc.datasets.load("digits")).batches)
+    assert len(sizes) == 2 * batches + 2 * (batches - 1)
 
 
 def test_embeddings_are_computed_once_per_batch_and_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ see it batch by batch, side by side where their networks can be trained as one s
 where not; and each tells its result. Results are those of running each alone, up to rounding in the stack.
 """
 
+import copy
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -78,14 +79,26 @@ def run_group(
     runs = [_Run(e, make_model, known.get(e, made.get(e)), counted=e in made) for e in group]
     with torch.device("meta"):  # draws nothing
         side_by_side = is_stackable(make_model())
+    begun: dict[int, nn.Module] = {}
     for some_runs in [runs] if side_by_side else [[run] for run in runs]:
-        yield _learn(some_runs, stream, lambda: advance(share * len(some_runs) / len(runs)))  # noqa: B023
+        yield _learn(some_runs, stream, begun, lambda: advance(share * len(some_runs) / len(runs)))  # noqa: B023
 
 
-def _learn(runs: "Sequence[_Run]", stream: Stream, advance: Callable[[], None]) -> list[dict[str, Any]]:
-    """Show the stream to the learners of all runs, and test them; what they would train next is trained together."""
+def _learn(
+    runs: "Sequence[_Run]", stream: Stream, begun: dict[int, nn.Module], advance: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Show the stream to the learners of all runs, and test them; what they would train next is trained together.
+
+    What they train on the first batch, when nothing is remembered, depends on the seed alone: it is kept in `begun`.
+    """
     for i, batch in enumerate(stream.batches):
-        for run, trained in zip(runs, _train(runs, "observe", *batch), strict=True):
+        if i == 0 and all(run.experiment.seed in begun for run in runs):
+            models: list[nn.Module | None] = [copy.deepcopy(begun[run.experiment.seed]) for run in runs]
+        else:
+            models = _train(runs, "observe", *batch)
+        if i == 0:
+            begun |= {r.experiment.seed: copy.deepcopy(m) for r, m in zip(runs, models, strict=True) if m is not None}
+        for run, trained in zip(runs, models, strict=True):
             with run.timed("observe"):
                 run.learner.observe(*batch, trained=trained)
         if runs[0].experiment.every_task or i == len(stream.batches) - 1:
