@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from recollect.files import replacing
-from recollect.numerics import row_norms, sum_rows
+from recollect.numerics import ExactSum, row_norms, sum_rows
 
-_SCAN_ROWS = 1024  # rows are scanned this many at a time, wherever they live, so that scores are the same bit for bit
+SCAN_ROWS = 1024
+"""Rows are scanned and summed this many at a time, wherever they live, so that the bits are the same."""
 
 
 class Dictionary(Protocol):
@@ -49,13 +50,16 @@ class InMemory:
 
     def products(self, vectors: Tensor) -> Tensor:
         v = vectors.to(self.dtype)
-        return torch.cat([block @ v for block in self._embeddings.split(_SCAN_ROWS)])
+        return torch.cat([block @ v for block in self._embeddings.split(SCAN_ROWS)])
 
     def rows(self, indices: Tensor) -> Tensor:
         return self._embeddings[indices]
 
     def sum(self) -> Tensor:
-        return sum_rows(self._embeddings)
+        return add_up(self).value()[0].to(self._embeddings.device)
+
+    def block_sums(self) -> Iterator[Tensor]:
+        return map(sum_rows, self._embeddings.split(SCAN_ROWS))
 
     def norms(self) -> Tensor:
         return row_norms(self._embeddings)
@@ -77,11 +81,11 @@ class _InBlocks:
 
     def _read_totals(self) -> tuple[Tensor, Tensor]:
         if self._totals is None:
-            total, norms = torch.zeros(self.dim, dtype=torch.float64), []
+            total, norms = ExactSum(1, self.dim), []
             for block in self._blocks():
-                total += sum_rows(block)
+                total.add(sum_rows(block)[None])
                 norms.append(row_norms(block))
-            self._totals = (total, torch.cat(norms))
+            self._totals = (total.value()[0], torch.cat(norms))
         return self._totals
 
     def sum(self) -> Tensor:
@@ -119,8 +123,8 @@ class Mapped(_InBlocks):
         return len(self._array)
 
     def _blocks(self) -> Iterator[Tensor]:
-        for first in range(0, len(self), _SCAN_ROWS):
-            yield torch.from_numpy(np.array(self._array[first : first + _SCAN_ROWS], dtype=self._type))
+        for first in range(0, len(self), SCAN_ROWS):
+            yield torch.from_numpy(np.array(self._array[first : first + SCAN_ROWS], dtype=self._type))
 
     def rows(self, indices: Tensor) -> Tensor:
         return torch.from_numpy(np.array(self._array[indices.numpy()], dtype=self._type))
@@ -184,11 +188,11 @@ class OnDisk(_InBlocks):
         return self._n
 
     def _blocks(self) -> Iterator[Tensor]:
-        buffer = np.empty((min(_SCAN_ROWS, self._n), self.dim), dtype=self._numpy_dtype)
+        buffer = np.empty((min(SCAN_ROWS, self._n), self.dim), dtype=self._numpy_dtype)
         with self.path.open("rb", buffering=0) as file:
             file.seek(self._start)
-            for first in range(0, self._n, _SCAN_ROWS):
-                block = buffer[: min(_SCAN_ROWS, self._n - first)]
+            for first in range(0, self._n, SCAN_ROWS):
+                block = buffer[: min(SCAN_ROWS, self._n - first)]
                 _read_exactly(file, block.data.cast("B"))
                 yield torch.from_numpy(block)
 
@@ -233,11 +237,11 @@ class Factored:
         return products.transpose(0, 1).reshape(len(indices), self.dim)
 
     def sum(self) -> Tensor:
-        total = torch.zeros(self._shape, dtype=torch.float64, device=self._deltas.device)
-        for s, (delta, h) in enumerate(zip(self._deltas, self._inputs, strict=True)):
-            for d, x in zip(delta.split(_SCAN_ROWS), h.split(_SCAN_ROWS), strict=True):
-                total[s] += d.double().T @ x.double()
-        return total.flatten()
+        return add_up(self).value()[0].to(self._deltas.device)
+
+    def block_sums(self) -> Iterator[Tensor]:
+        for d, x in zip(self._deltas.split(SCAN_ROWS, 1), self._inputs.split(SCAN_ROWS, 1), strict=True):
+            yield torch.stack([a.double().T @ b.double() for a, b in zip(d, x, strict=True)]).flatten()
 
     def norms(self) -> Tensor:
         squares = self._deltas.double().square().sum(2) * self._inputs.double().square().sum(2)
@@ -290,12 +294,21 @@ class Part:
 
     def sum(self) -> Tensor:
         total = torch.zeros(self.dim, dtype=torch.float64, device=self._places.device)
-        for places in self._places.split(_SCAN_ROWS):
+        for places in self._places.split(SCAN_ROWS):
             total += sum_rows(self._whole.rows(places))
         return total
 
     def norms(self) -> Tensor:
         return self._whole.norms()[self._places]
+
+
+def add_up(dictionary: "Dictionary") -> ExactSum:
+    """The sum of all rows, as one row: the same whoever adds up which blocks."""
+    total = ExactSum(1, dictionary.dim)
+    blocks = dictionary.block_sums() if isinstance(dictionary, InMemory | Factored) else iter([dictionary.sum()])
+    for block in blocks:
+        total.add(block[None])
+    return total
 
 
 def taken(dictionary: Dictionary, rows: Tensor) -> Dictionary:

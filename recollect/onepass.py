@@ -68,26 +68,33 @@ def one_pass(
     first, batches = _peek(batches)
     total: ExactSum | None = None
     some: Batch | None = None
-    count, classes = 0, _classes(first.targets)
+    count, classes = 0, whole_classes(first.targets)
     with progress_bar("looking at examples", length or 1, show=progress and length is not None) as bar:
         for block in recut(batches, embedding.block_rows(first.inputs)):
             if prepared is None:
                 prepared = embedding.prepare(block.inputs, block.targets)
             count += len(block)
-            classes = torch.cat([classes, _classes(block.targets)]).unique()
+            classes = torch.cat([classes, whole_classes(block.targets)]).unique()
             some = block if some is None else Batch.joined([some, block])
             if count > limit:
                 new = some if total is None else block  # until now all were candidates, and may have been all there are
                 total = embedding.add_total(total, new.inputs, new.targets, prepared=prepared)
-                some = some.take(
-                    uniform_keys(seed, some.ids.cpu(), "shortlist").topk(limit, largest=False).indices.sort().values
-                )
+                some = smallest_keys(some, limit, seed)
             bar.advance(len(block))
     assert some is not None and prepared is not None
     return Arrivals(some, total, count, prepared, classes)
 
 
-def _classes(targets: Tensor) -> Tensor:
+def smallest_keys(batch: Batch, limit: int, seed: int) -> Batch:
+    """Those whose ids have the smallest keys, in their order; the same of all examples as of what is left of parts."""
+    if len(batch) <= limit:
+        return batch
+    keys = uniform_keys(seed, batch.ids.cpu(), "shortlist")
+    return batch.take(keys.topk(limit, largest=False).indices.sort().values)
+
+
+def whole_classes(targets: Tensor) -> Tensor:
+    """The targets that there are, each once, if they are whole numbers."""
     found: Tensor = (
         targets if targets.ndim == 1 and not targets.is_floating_point() else targets.new_empty(0)
     ).unique()

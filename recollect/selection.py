@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from recollect.classes import (
     sums_by_class,
     warn_of_lost_classes,
 )
+from recollect.cluster import connected, in_memory, is_ray_dataset, look_over, of_dataset, shards_of
 from recollect.dictionary import Dictionary
 from recollect.embedding import (
     GradientEmbedding,
@@ -36,7 +38,7 @@ from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.embedding.listening import gradients_of
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss, squared_error
-from recollect.onepass import one_pass
+from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
 from recollect.sources import Stream, examples_of
@@ -89,6 +91,7 @@ def select(
     exact: bool = False,
     seed: int = 0,
     progress: bool = False,
+    cluster: str | None = None,
 ) -> Coreset:
     """Choose the few weighted examples whose loss gradients add up to those of all.
 
@@ -129,6 +132,8 @@ def select(
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.
+        cluster: let the workers of a Ray cluster look at the examples, which may be a Ray Dataset: "auto" for the one
+            that this machine belongs to, or one of its own, otherwise an address. The choice is the same.
 
     Example:
         >>> from recollect import models
@@ -137,8 +142,15 @@ def select(
         >>> len(coreset), coreset.error < 0.2
         (6, True)
     """
-    source = examples_of(inputs, targets, target)
-    classes = class_weight, min_per_class = check_classes(class_weight, min_per_class)
+    classes = check_classes(class_weight, min_per_class)
+    source: Any = inputs if is_ray_dataset(inputs) else examples_of(inputs, targets, target)
+    if is_ray_dataset(source) and cluster is None:
+        raise ValueError("a Ray Dataset needs the cluster that it is on, got none: pass cluster='auto'")
+    if cluster is not None and (classes != (None, 0) or isinstance(source, Stream)):
+        got = "a loader or an iterable" if isinstance(source, Stream) else "class_weight or min_per_class"
+        raise ValueError(
+            f"a cluster chooses from tensors or a Ray Dataset, and from all classes alike, got {got}: leave out cluster"
+        )
     if isinstance(source, Stream):
         if not source.in_order:
             raise ValueError(
@@ -147,7 +159,10 @@ def select(
         if shortlist is None or classes != (None, 0):
             everything = source.whole()
             source = everything.inputs, everything.targets
-    size = check_size(size, source.length if isinstance(source, Stream) else len(source[1]), "examples")
+    length = (
+        source.count() if is_ray_dataset(source) else source.length if isinstance(source, Stream) else len(source[1])
+    )
+    size = check_size(size, length, "examples")
     embedding = GradientEmbedding(
         make_model,
         loss=loss,
@@ -163,27 +178,6 @@ def select(
         device=device,
         seed=seed,
     )
-    labels = seen = None
-    rows: Tensor | None
-    if isinstance(source, Stream):
-        limit = shortlist_length(size, shortlist)
-        options: dict[str, Any] = {"seed": embedding.seed, "length": source.length, "progress": progress}
-        arrivals = one_pass(embedding, source.batches(), limit, **options)
-        check_size(size, arrivals.count, "examples")
-        count, before, rows = arrivals.count, arrivals.classes, arrivals.candidates.ids.cpu()
-        sum_of_all, candidates = arrivals.gathered(embedding, progress=progress)
-        some = arrivals.candidates.targets
-    else:
-        inputs, before = source
-        count = len(before)
-        if classes != (None, 0):
-            labels = class_labels(before, COUNTED)
-            seen = Tally.of(labels)
-            if (needed := int(seen.counts.clamp(max=min_per_class).sum())) > size:
-                raise ValueError(f"size must be at least the {needed} places that min_per_class asks for, got {size}")
-        rows = shortlisted(torch.arange(count), size, shortlist, seed, labels=labels, seen=seen, classes=classes)
-        sum_of_all, candidates = gather(embedding, inputs, before, rows, labels=labels, progress=progress)
-        some = before if rows is None else before[rows.to(before.device)]
     pursuit: dict[str, Any] = {
         "rule": rule,
         "regularization": regularization,
@@ -195,14 +189,116 @@ def select(
         "exact": exact,
         "progress": progress,
     }
-    if labels is None or seen is None:
-        coreset = pursue(candidates, size, target=sum_of_all, count=count, **pursuit)
-    else:
-        labels = labels if rows is None else labels[rows]
-        coreset = pursue_classes(candidates, labels, size, seen, sum_of_all, classes, **pursuit)
-    if seen is not None or get_loss(loss) is cross_entropy:
-        warn_of_lost_classes(before, some[coreset.indices.to(some.device)])
-    return coreset if rows is None else replace(coreset, indices=rows[coreset.indices.cpu()])
+    with nullcontext(0) if cluster is None else connected(cluster) as processors:
+        if cluster is not None:
+            found = _elsewhere(embedding, source, size, shortlist, target, processors, progress=progress)
+        elif isinstance(source, Stream):
+            found = _in_passing(embedding, source, size, shortlist, progress=progress)
+        else:
+            found = _at_hand(embedding, source, size, shortlist, classes, progress=progress)
+        if found.seen is None or found.labels is None:
+            coreset = pursue(found.candidates, size, target=found.target, count=found.count, **pursuit)
+        else:
+            coreset = pursue_classes(found.candidates, found.labels, size, found.seen, found.target, classes, **pursuit)
+    if found.seen is not None or get_loss(loss) is cross_entropy:
+        warn_of_lost_classes(found.classes, found.targets[coreset.indices.to(found.targets.device)])
+    return coreset if found.rows is None else replace(coreset, indices=found.rows[coreset.indices.cpu()])
+
+
+def _length(source: Any) -> int | None:
+    """How many examples there are; None if nobody knows yet."""
+    if isinstance(source, tuple):
+        return len(source[1])
+    return source.length if isinstance(source, Stream) else int(source.count())
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """What a choice is made from.
+
+    Attributes:
+        target: the sum of the embeddings of all examples; sums by class if there are labels.
+        candidates: the embeddings of those that can be chosen.
+        rows: which of all they are; None if they are all.
+        targets: of the candidates.
+        classes: targets of all examples, or each of them once.
+        count: how many examples there are.
+        labels: the classes of the candidates, if classes matter.
+        seen: how many there are of each class, if classes matter.
+    """
+
+    target: Tensor
+    candidates: Dictionary
+    rows: Tensor | None
+    targets: Tensor
+    classes: Tensor
+    count: int
+    labels: Tensor | None = None
+    seen: Tally | None = None
+
+    @classmethod
+    def of(cls, arrivals: Arrivals, embedding: GradientEmbedding, progress: bool) -> "_Gathered":
+        some = arrivals.candidates
+        target, candidates = arrivals.gathered(embedding, progress=progress)
+        return cls(target, candidates, some.ids.cpu(), some.targets, arrivals.classes, arrivals.count)
+
+
+def _at_hand(
+    embedding: GradientEmbedding,
+    source: tuple[Inputs, Tensor],
+    size: int,
+    shortlist: float | None,
+    classes: Classes,
+    *,
+    progress: bool,
+) -> _Gathered:
+    """Of examples that are all here."""
+    inputs, targets = source
+    labels = seen = None
+    if classes != (None, 0):
+        labels = class_labels(targets, COUNTED)
+        seen = Tally.of(labels)
+        if (needed := int(seen.counts.clamp(max=classes[1]).sum())) > size:
+            raise ValueError(f"size must be at least the {needed} places that min_per_class asks for, got {size}")
+    ids = torch.arange(len(targets))
+    rows = shortlisted(ids, size, shortlist, embedding.seed, labels=labels, seen=seen, classes=classes)
+    target, candidates = gather(embedding, inputs, targets, rows, labels=labels, progress=progress)
+    if rows is None:
+        return _Gathered(target, candidates, None, targets, targets, len(targets), labels, seen)
+    labels = None if labels is None else labels[rows]
+    return _Gathered(target, candidates, rows, targets[rows.to(targets.device)], targets, len(targets), labels, seen)
+
+
+def _in_passing(
+    embedding: GradientEmbedding, stream: Stream, size: int, shortlist: float | None, *, progress: bool
+) -> _Gathered:
+    """Of examples that come batch by batch."""
+    options: dict[str, Any] = {"seed": embedding.seed, "length": stream.length, "progress": progress}
+    arrivals = one_pass(embedding, stream.batches(), shortlist_length(size, shortlist), **options)
+    check_size(size, arrivals.count, "examples")
+    return _Gathered.of(arrivals, embedding, progress)
+
+
+def _elsewhere(
+    embedding: GradientEmbedding,
+    source: tuple[Inputs, Tensor] | Any,
+    size: int,
+    shortlist: float | None,
+    target: str | None,
+    processors: int,
+    *,
+    progress: bool,
+) -> _Gathered:
+    """Of examples that the workers of a cluster look at; they are here or in a Ray Dataset."""
+    pieces, load = in_memory(Batch.arriving(*source)) if isinstance(source, tuple) else of_dataset(source, target)
+    if shortlist is not None:
+        limit = shortlist_length(size, shortlist)
+        arrivals = look_over(
+            embedding, pieces, load, limit, seed=embedding.seed, processors=processors, progress=progress
+        )
+        return _Gathered.of(arrivals, embedding, progress)
+    candidates, targets = shards_of(embedding, pieces, load, processors=processors)
+    return _Gathered(candidates.sum(), candidates, None, targets, targets, len(targets))
 
 
 def shortlisted(

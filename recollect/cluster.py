@@ -1,0 +1,389 @@
+"""One look at examples by many processes, on this machine or on many: the same choice, made with Ray.
+
+A worker is given consecutive examples and looks at them as `one_pass` does. What it has found is one sum of embeddings
+and the candidates among its examples; what two have found is put together by adding the sums and keeping the candidates
+with the smallest keys. Sums are exact, so the outcome does not depend on who was given which examples, and what comes
+to the driver, one sum and one shortlist, does not depend on how many there are.
+
+Where all examples are candidates, they stay with actors, and a scan asks each of them for its products (`Sharded`).
+
+Ray places, ships, spills and restarts: a worker that dies is started again, and its examples are looked at again.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from recollect.batch import Batch
+from recollect.dictionary import SCAN_ROWS, Dictionary, add_up
+from recollect.embedding import GradientEmbedding, Prepared
+from recollect.numerics import ExactSum
+from recollect.onepass import Arrivals, smallest_keys, whole_classes
+from recollect.progress import progress_bar
+from recollect.sources import examples_of
+
+_ROWS_PER_TASK = 8192  # at least, so that a task takes longer than starting it
+_TOGETHER = 8  # findings that are put together by one task
+_WAITING = 4  # tasks per processor that are handed out in advance
+
+Load = Callable[[Any], Batch]
+"""Makes examples of what a worker was given; their ids do not matter."""
+
+
+class Piece(NamedTuple):
+    """Consecutive examples, wherever they are: what a worker is given to load them, and how many there are."""
+
+    what: Any
+    rows: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every worker must know."""
+
+    embedding: GradientEmbedding
+    prepared: Prepared
+    load: Load
+    limit: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What has been found out about some examples."""
+
+    total: ExactSum
+    candidates: Batch
+    classes: Tensor
+    count: int
+
+
+@contextmanager
+def connected(address: str) -> Iterator[int]:
+    """Connect to a cluster, and leave it as it was; says how many processors there are.
+
+    Args:
+        address: "auto" for the cluster that this machine belongs to, or one of its own if there is none; otherwise
+            where its head node is.
+    """
+    if not isinstance(address, str) or not address:
+        raise ValueError(f"cluster must be 'auto' or the address of a Ray cluster, got {address!r}")
+    ray = _import_ray()
+    ours = not ray.is_initialized()
+    if ours:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            if address == "auto":
+                try:
+                    ray.init(address="auto", **quiet)
+                except ConnectionError:
+                    ray.init(address="local", include_dashboard=False, **quiet)
+            else:
+                ray.init(address=address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"cluster must be the address of a Ray cluster that can be reached, got {address!r} ({reason})"
+            ) from None
+    try:
+        _check_versions(ray)
+        yield max(1, int(ray.cluster_resources().get("CPU", 1)))
+    except ray.exceptions.RayTaskError as error:
+        raise _cause(error) from None
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def look_over(
+    embedding: GradientEmbedding,
+    pieces: Sequence[Piece],
+    load: Load,
+    limit: int,
+    *,
+    seed: int,
+    processors: int,
+    first_id: int = 0,
+    prepared: Prepared | None = None,
+    rows_per_task: int = _ROWS_PER_TASK,
+    progress: bool = False,
+) -> Arrivals:
+    """As `one_pass`, of examples that are in pieces, by the workers of the cluster that is connected.
+
+    Args:
+        embedding: how examples become vectors.
+        pieces: the examples, in order.
+        load: makes examples of what a piece says.
+        limit: how many candidates there are at most.
+        seed: of the keys.
+        processors: how many there are.
+        first_id: of the first example.
+        prepared: what was decided on earlier examples; on the first of these if None.
+        rows_per_task: about how many examples a worker is given at a time; it changes nothing else.
+        progress: show a progress bar in a terminal.
+    """
+    ray = _import_ray()
+    count = sum(piece.rows for piece in pieces)
+    look, first = ray.remote(_look), ray.get(ray.remote(_first).remote(load, pieces[0].what))
+    block = embedding.block_rows(first.inputs)
+    if prepared is None:
+        head = ray.get(ray.remote(_head).remote(load, *_parts(pieces, 0, min(block, count))))
+        prepared = embedding.prepare(head.inputs, head.targets)
+    work = ray.put(Work(embedding, prepared, load, limit, seed))
+    step = -(-max(rows_per_task, 1) // block) * block
+    running: list[Any] = []
+    found: list[Any] = []
+    with progress_bar("looking at examples", count, show=progress) as bar:
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            running.append(look.options(max_retries=-1).remote(work, first_id + start, *_parts(pieces, start, stop)))
+            if len(running) >= _WAITING * processors:
+                found, running = _gather(ray, found, running, work)
+            bar.advance(stop - start)
+        whole: Found = ray.get(_put_together(ray, work, [*found, *running]))
+    total = None if count <= limit else whole.total
+    return Arrivals(whole.candidates, total, whole.count, prepared, whole.classes)
+
+
+def shards_of(
+    embedding: GradientEmbedding,
+    pieces: Sequence[Piece],
+    load: Load,
+    *,
+    processors: int,
+    prepared: Prepared | None = None,
+) -> tuple[Dictionary, Tensor]:
+    """All examples as candidates, embedded by actors and kept by them, one for each processor; and their targets."""
+    ray = _import_ray()
+    count = sum(piece.rows for piece in pieces)
+    if prepared is None:
+        block = embedding.block_rows(ray.get(ray.remote(_first).remote(load, pieces[0].what)).inputs)
+        head = ray.get(ray.remote(_head).remote(load, *_parts(pieces, 0, min(block, count))))
+        prepared = embedding.prepare(head.inputs, head.targets)
+    work = ray.put(Work(embedding, prepared, load, 0, 0))
+    unit = math.lcm(SCAN_ROWS, embedding.batch_size)  # within which rows are embedded and scanned together
+    step = -(-count // (processors * unit)) * unit
+    actor = ray.remote(Shard).options(max_restarts=-1, max_task_retries=-1)
+    pieces = [Piece(ray.put(what) if isinstance(what, Batch) else what, rows) for what, rows in pieces]
+    shards = [actor.remote(work, *_parts(pieces, i, min(i + step, count))) for i in range(0, count, step)]
+    return Sharded(shards, [work, *(piece.what for piece in pieces)]), torch.cat(
+        ray.get([shard.targets.remote() for shard in shards])
+    )
+
+
+def is_ray_dataset(value: Any) -> bool:
+    """Without importing Ray: who has one has imported it."""
+    return type(value).__module__.startswith("ray.data.")
+
+
+def in_memory(batch: Batch, rows: int = _ROWS_PER_TASK) -> tuple[list[Piece], Load]:
+    """Examples that are here, to be sent to workers."""
+    starts = range(0, len(batch), rows)
+    parts = [batch.take(torch.arange(start, min(start + rows, len(batch)))) for start in starts]
+    return [Piece(part, len(part)) for part in parts], _as_it_is
+
+
+def of_dataset(dataset: Any, target: str | None) -> tuple[list[Piece], Load]:
+    """The examples of a Ray Dataset, where they are; never through the driver."""
+    options = dataset.context.execution_options
+    options.preserve_order = True  # or the order would be that in which readers happen to end
+    ray = _import_ray()
+    tables = dataset.to_arrow_refs()
+    rows = ray.get([ray.remote(_rows).remote(table) for table in tables])
+    pieces = [Piece(table, count) for table, count in zip(tables, rows, strict=True) if count]
+    if not pieces:
+        raise ValueError("a dataset must hold at least one example, got none")
+    return pieces, partial(_of_table, target)
+
+
+def _rows(table: Any) -> int:
+    return len(table)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
+
+
+def _of_table(target: str | None, table: Any) -> Batch:
+    found = examples_of(table, target=target)
+    assert isinstance(found, tuple)
+    return Batch.arriving(*found)
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'a cluster needs the package {error.name}, which is not installed: pip install "recollect[ray]"',
+            name=error.name,
+        ) from None
+    return ray
+
+
+def _versions() -> tuple[str, str]:
+    from importlib.metadata import version
+
+    return version("recollect"), version("torch")
+
+
+def _check_versions(ray: Any) -> None:
+    """Every node must compute what this one does."""
+    strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    mine = _versions()
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    ask = ray.remote(_versions)
+    asked = {node: ask.options(num_cpus=0, scheduling_strategy=strategy(node, soft=False)).remote() for node in nodes}
+    for node, answer in asked.items():
+        theirs = ray.get(answer)
+        if theirs != mine:
+            raise ValueError(
+                f"every node must have recollect {mine[0]} and torch {mine[1]}, got {theirs[0]} and {theirs[1]} on "
+                f"node {node[:8]}: install the same versions everywhere"
+            )
+
+
+def _cause(error: Any) -> Exception:
+    """What went wrong in a worker, in the words of who said it."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, ValueError | OSError):
+        return cause
+    last = str(error).strip().splitlines()[-1]
+    return ValueError(f"a worker must be able to look at its examples, got {last}")
+
+
+def _gather(ray: Any, found: list[Any], running: list[Any], work: Any) -> tuple[list[Any], list[Any]]:
+    """Wait for one worker, and put together what has been found if it is much."""
+    ready, running = ray.wait(running, num_returns=1)
+    found = [*found, *ready]
+    return ([_put_together(ray, work, found)] if len(found) >= _TOGETHER else found), running
+
+
+def _put_together(ray: Any, work: Any, found: list[Any]) -> Any:
+    return ray.remote(_merge).options(max_retries=-1).remote(work, *found)
+
+
+def _parts(pieces: Sequence[Piece], start: int, stop: int) -> list[Any]:
+    """Which pieces hold the examples from start to stop, as arguments: the cuts, then what to load."""
+    cuts, whats, first = [], [], 0
+    for piece in pieces:
+        if first < stop and first + piece.rows > start:
+            cuts.append((max(start - first, 0), min(stop - first, piece.rows)))
+            whats.append(piece.what)
+        first += piece.rows
+    return [cuts, *whats]
+
+
+def _load(load: Load, cuts: list[tuple[int, int]], whats: Sequence[Any]) -> Batch:
+    parts = []
+    for (start, stop), what in zip(cuts, whats, strict=True):
+        batch = load(what)
+        whole = (start, stop) == (0, len(batch))
+        parts.append(batch if whole else batch.take(torch.arange(start, stop)))
+    return Batch.joined(parts)
+
+
+def _first(load: Load, what: Any) -> Batch:
+    return load(what).take(torch.arange(1))
+
+
+def _head(load: Load, cuts: list[tuple[int, int]], *whats: Any) -> Batch:
+    return _load(load, cuts, whats)
+
+
+def _look(work: Work, first_id: int, cuts: list[tuple[int, int]], *whats: Any) -> Found:
+    """What one worker does; a single thread, so that as many workers as processors are of use."""
+    torch.set_num_threads(1)
+    batch = _load(work.load, cuts, whats)
+    batch = Batch(batch.inputs, batch.targets, batch.weights, torch.arange(first_id, first_id + len(batch)))
+    total = work.embedding.add_total(None, batch.inputs, batch.targets, prepared=work.prepared)
+    return Found(total, smallest_keys(batch, work.limit, work.seed), whole_classes(batch.targets), len(batch))
+
+
+def _merge(work: Work, *found: Found) -> Found:
+    total = ExactSum(*found[0].total.shape)
+    for part in found:
+        total.merge(part.total)
+    candidates = Batch.joined(sorted((part.candidates for part in found), key=lambda batch: int(batch.ids[0])))
+    order = candidates.ids.argsort()
+    candidates = smallest_keys(candidates.take(order), work.limit, work.seed)
+    classes = torch.cat([part.classes for part in found]).unique()
+    return Found(total, candidates, classes, sum(part.count for part in found))
+
+
+class Shard:
+    """Candidates that stay where they were embedded."""
+
+    def __init__(self, work: Work, cuts: list[tuple[int, int]], *whats: Any) -> None:
+        torch.set_num_threads(1)
+        batch = _load(work.load, cuts, whats)
+        self._rows = work.embedding.dictionary(batch.inputs, batch.targets, prepared=work.prepared)
+        self._targets = batch.targets
+
+    def targets(self) -> Tensor:
+        """Of the examples."""
+        return self._targets
+
+    def about(self) -> tuple[int, int, torch.dtype]:
+        """How many there are, how long, and of which type."""
+        return len(self._rows), self._rows.dim, self._rows.dtype
+
+    def add_up(self) -> ExactSum:
+        """The sum of all rows."""
+        return add_up(self._rows)
+
+    def ask(self, question: str, *arguments: Any) -> Any:
+        """One of the questions of a dictionary."""
+        return getattr(self._rows, question)(*arguments)
+
+
+class Sharded:
+    """A dictionary whose rows are with the actors of a cluster.
+
+    A scan sends the residual to each and gets a number per row and column back.
+    """
+
+    def __init__(self, shards: Sequence[Any], needed: Sequence[Any]) -> None:
+        self._ray, self._shards = _import_ray(), shards
+        self._needed = needed  # to restart a shard: Ray lets go of what nobody holds
+        about = self._ray.get([shard.about.remote() for shard in shards])
+        self._starts: list[int] = [sum(rows for rows, _, _ in about[:i]) for i in range(len(about) + 1)]
+        self.dim, self.dtype = about[0][1], about[0][2]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def _all(self, question: str, *arguments: Any) -> list[Any]:
+        sent = [self._ray.put(value) for value in arguments]
+        answers: list[Any] = self._ray.get([shard.ask.remote(question, *sent) for shard in self._shards])
+        return answers
+
+    def products(self, vectors: Tensor) -> Tensor:
+        return torch.cat(self._all("products", vectors))
+
+    def rows(self, indices: Tensor) -> Tensor:
+        out = torch.empty(len(indices), self.dim, dtype=self.dtype)
+        asked = []
+        for shard, start, stop in zip(self._shards, self._starts, self._starts[1:], strict=False):
+            inside = ((indices >= start) & (indices < stop)).nonzero()[:, 0]
+            if len(inside):
+                asked.append((inside, shard.ask.remote("rows", indices[inside] - start)))
+        for inside, answer in asked:
+            out[inside] = self._ray.get(answer)
+        return out
+
+    def sum(self) -> Tensor:
+        total = ExactSum(1, self.dim)
+        for part in self._ray.get([shard.add_up.remote() for shard in self._shards]):
+            total.merge(part)
+        return total.value()[0]
+
+    def norms(self) -> Tensor:
+        return torch.cat(self._all("norms"))
