@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench slow docs site pictures wheel clean
+.PHONY: demo test lint format bench slow mutants docs site pictures wheel clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
@@ -27,6 +27,10 @@ bench: .venv/installed .venv/peers
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+# Breaks a copy of the package in hundreds of small ways, and lists what no test notices.
+mutants: .venv/installed
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
 
 docs: .venv/installed
 	$(BIN)/recollect report --results results/paper.jsonl --output docs/reproduction.md

@@ -194,6 +194,8 @@ def test_layers_can_be_named() -> None:
     assert torch.equal(last, named)
     two = rc.GradientEmbedding(make_model, inits=1, layers=["1", "5"], projection=None).embed(inputs, LABELS)
     assert two.shape[1] == 7 * 128 + last.shape[1]
+    nested = rc.GradientEmbedding(lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 5)), nn.Linear(5, 3)), layers="0")
+    assert nested.embed(inputs, LABELS).shape[1] == 10 * 35
     with pytest.raises(ValueError, match=r"layers must be 'all', 'last' or among '0'.* got 'head'"):
         rc.GradientEmbedding(make_model, layers="head").embed(inputs, LABELS)
 
@@ -385,11 +387,12 @@ def test_fresh_batchnorm_layers_get_the_statistics_of_the_first_examples() -> No
     embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
     embedding.embed(inputs, LABELS)
     assert embedding.prepared is not None
-    mean = embedding.prepared.statistics[0]["bn1.running_mean"]
-    with torch.no_grad():
-        model = embedding._model(0)
-        assert isinstance(model, rc.models.ResNet)
-        assert torch.allclose(mean, model.conv1(inputs).mean((0, 2, 3)), atol=1e-5)
+    for s in (1, 0):
+        mean = embedding.prepared.statistics[s]["bn1.running_mean"]
+        with torch.no_grad():
+            model = embedding._model(s)
+            assert isinstance(model, rc.models.ResNet)
+            assert torch.allclose(mean, model.conv1(inputs).mean((0, 2, 3)), atol=1e-5)
     first = embedding.embed(inputs, LABELS)
     embedding.embed(inputs + 5, LABELS)  # later examples do not move them
     assert torch.equal(embedding.embed(inputs, LABELS), first)

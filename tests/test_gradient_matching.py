@@ -95,6 +95,17 @@ def test_embeddings_of_the_kept_are_reused_not_recomputed(monkeypatch: pytest.Mo
     assert counts == [20, 20, 20]
 
 
+@pytest.mark.parametrize("shortlist", [1.5, None])
+def test_embeddings_are_kept_of_the_examples_that_are(shortlist: float | None) -> None:
+    memory = rc.GradientMatching(make_model, 10, inits=2, dim=50, shortlist=shortlist)
+    for x, y in zip(*(part.split(60) for part in examples(180)), strict=True):
+        memory.update(x, y)
+    batch, prepared = memory.batch, memory._prepared
+    assert memory.embedding is not None
+    again = memory.embedding.embed(batch.inputs, batch.targets, prepared=prepared)
+    assert torch.allclose(memory._state["embeddings"], again, atol=1e-5)
+
+
 def test_batchnorm_statistics_are_saved_with_the_memory(tmp_path: Path) -> None:
     make_resnet, inputs = NETWORKS["resnet"]
     inputs = torch.cat([inputs] * 3)

@@ -78,6 +78,28 @@ def test_exact_pursuit_is_algorithm_1(center: str, seed: int) -> None:
     assert np.abs(coreset.weights.numpy() - weights).max() < 1e-8
 
 
+def test_exact_pursuit_picks_one_row_per_scan_at_every_size() -> None:
+    scans = []
+
+    class Counting(InMemory):
+        def products(self, vectors: Tensor) -> Tensor:
+            scans.append(1)
+            return super().products(vectors)
+
+    for exact in (True, False):
+        scans.clear()
+        rc.pursue(Counting(random_rows(300, 100)), 80, exact=exact, nonnegative=False)
+        assert (len(scans) >= 80) == exact
+
+
+def test_clipped_weights_are_those_of_the_fit_with_zeros_for_negative_ones() -> None:
+    G, g = random_rows(60, 40), torch.linspace(-1, 1, 40).double()
+    free, clipped = (rc.pursue(G, 30, target=g, regularization=0.0, nonnegative=n) for n in (False, "clip"))
+    assert (free.weights < 0).any()
+    assert torch.equal(clipped.indices, free.indices)
+    assert torch.equal(clipped.weights, free.weights.clamp(min=0))
+
+
 @pytest.mark.parametrize("center", ["uniform", "zero"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("regularization", [0.05, 1e-3])
