@@ -106,6 +106,7 @@ def reproduce(
         bool, typer.Option("--cheapest-first", help="Begin with what takes the least time for each result.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is left, and how long it may take.")] = False,
+    cluster: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, or its address.")] = None,
 ) -> None:
     """Run the experiments behind one of the paper's tables or figures; may be stopped and continued at any time."""
     from recollect.experiments import TARGETS, estimate_seconds, in_words, open_store, outstanding
@@ -125,7 +126,9 @@ def reproduce(
     time_left = "no stored run to estimate the time by" if left is None else f"about {in_words(left / workers)} left"
     say(f"{target}: {len(experiments)} experiments, {len(experiments) - len(todo)} done, {time_left}")
     if not dry_run:
-        added = reproduce_experiments(experiments, store, workers=workers, cheapest_first=cheapest_first)
+        added = reproduce_experiments(
+            experiments, store, workers=workers, cheapest_first=cheapest_first, cluster=cluster
+        )
         say(f"{added} results added to {results}")
 
 

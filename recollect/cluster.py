@@ -177,6 +177,20 @@ def shards_of(
     )
 
 
+def spread(function: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
+    """What a function returns for each item, as soon as a worker has found out, in whatever order that is."""
+    ray = _import_ray()
+    remote = ray.remote(_apply).options(max_retries=-1)
+    running = [remote.remote(function, item) for item in items]
+    while running:
+        ready, running = ray.wait(running, num_returns=1)
+        yield ray.get(ready[0])
+
+
+def _apply(function: Callable[..., Any], item: Any) -> Any:
+    return function(item)
+
+
 def is_ray_dataset(value: Any) -> bool:
     """Without importing Ray: who has one has imported it."""
     return type(value).__module__.startswith("ray.data.")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import torch
 import recollect as rc
 from recollect import cluster
 from recollect.batch import Batch
+from recollect.experiments import Experiment, open_store, reproduce
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'recollect[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster, in one process
@@ -137,3 +139,13 @@ def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r'which is not installed: pip install "recollect\[ray\]"'):
         rc.select(make_model, *examples(100), 5, cluster="auto")
+
+
+def test_experiments_on_a_cluster_have_the_same_results(tmp_path: Path) -> None:
+    wanted = [Experiment("gdumb", "digits", memory, 20, epochs=2) for memory in ("reservoir", "recollect")]
+    here, there = (open_store(tmp_path / f"{name}.jsonl") for name in ("here", "there"))
+    assert reproduce(wanted, here, progress=False) == 2
+    assert reproduce(wanted[:1], there, progress=False, cluster="auto") == 1
+    assert reproduce(wanted, there, progress=False, cluster="auto") == 1  # what is stored is not repeated
+    accuracies = [{r["memory"]: r["accuracies"] for r in store.read()} for store in (here, there)]
+    assert accuracies[0] == accuracies[1]

@@ -5,12 +5,14 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from recollect.cluster import connected, spread
 from recollect.experiments.experiment import KEY_FIELDS, Experiment
 from recollect.experiments.group import Group, run_group
 from recollect.experiments.recordings import EMBEDDING_OPTIONS
@@ -42,6 +44,7 @@ def reproduce(
     workers: int = 1,
     progress: bool = True,
     cheapest_first: bool = False,
+    cluster: str | None = None,
 ) -> int:
     """Run what is outstanding and store it as it comes; returns how many results were added.
 
@@ -51,12 +54,16 @@ def reproduce(
         workers: how many processes; the threads of the machine are shared among them.
         progress: show a progress bar in a terminal.
         cheapest_first: begin with those that take the least time for each result, judged by what is stored.
+        cluster: run them on a Ray cluster, a thread each: "auto", or its address; the data must be where this machine
+            has them. Results are stored here, and are the same.
     """
     groups = grouped(outstanding(experiments, store))
     if cheapest_first:
         expected = expected_seconds(store)
         groups.sort(key=lambda group: sum(expected(e) or math.inf for e in group) / len(group))
     with progress_bar("reproducing", sum(map(len, groups)), show=progress) as bar:
+        if cluster is not None:
+            return _run_on_cluster(groups, store, cluster, bar)
         if workers <= 1:
             return sum(_run_and_store(group, store, bar.advance) for group in groups)
         return _run_in_processes(groups, store, workers, bar)
@@ -83,6 +90,22 @@ def _run_in_processes(groups: list[Group], store: Results, workers: int, bar: Ba
             shown = now
             added += sum(future.result() for future in finished)
     return added
+
+
+def _run_on_cluster(groups: list[Group], store: Results, address: str, bar: Bar) -> int:
+    added = 0
+    with connected(address):
+        for results in spread(partial(_run_elsewhere, os.environ.get("RECOLLECT_DATA")), groups):
+            added += store.append(*results)
+            bar.advance(len(results))
+    return added
+
+
+def _run_elsewhere(data: str | None, group: Group) -> list[dict[str, Any]]:
+    torch.set_num_threads(1)
+    if data is not None:
+        os.environ["RECOLLECT_DATA"] = data
+    return [result for results in run_group(group) for result in results]
 
 
 _done: Any = None  # in a worker: the number of experiments' worth of work that all workers have done
