@@ -6,13 +6,14 @@ updates, sorted by the first input. GDumb's network, with its usual training on 
 rows of the test part; with `--validation` on as many other rows of the training part, which is how settings were
 chosen. Gradients are projected to 300 numbers for each of 10 initialisations, whatever the way.
 Results are appended to `results/regression.jsonl`; what is there is not repeated.
-Run as `python benchmarks/regression.py [--validation] [table ...] [seed ...]`; takes about two minutes
-per seed on a quiet core.
+Run as `python benchmarks/regression.py [--validation] [table ...] [once] [sorted] [seed ...]`; takes about
+two minutes per seed on a quiet core.
 """
 
 import json
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -28,13 +29,14 @@ RESULTS = Path(__file__).parent.parent / "results" / "regression.jsonl"
 SIZES = (100, 500, 1000)
 ROWS, HELD_OUT, UPDATES = 4_000, 8_000, 5
 DIM = 300
+ARRIVALS = ("once", "sorted")
 COLUMNS = {"covertype": 0, "walking-activity": 1}
 OLD: dict[str, Any] = {"rule": "inner-product", "shortlist": None}
 WAYS: dict[str, dict[str, Any] | None] = {
     "GradientMatching": {},
-    "the old default": {"scale_outputs": False, **OLD},
-    "Clustering": None,
     "Reservoir": None,
+    "Clustering": None,
+    "the old default": {"scale_outputs": False, **OLD},
 }
 PLAIN: dict[str, dict[str, Any] | None] = {"outputs as they are": {"scale_outputs": False}}
 
@@ -64,26 +66,25 @@ def load(name: str, seed: int, validation: bool) -> Table:
     return Table(*part(dataset.train, order[:ROWS]), *held_out)
 
 
-def measure(name: str, seed: int, validation: bool, ways: dict[str, dict[str, Any] | None]) -> None:
+def measure(name: str, seed: int, validation: bool, arrival: str, ways: dict[str, dict[str, Any] | None]) -> None:
     done = {(r["table"], r["seed"], r["validation"], r["arrival"], r["memory"], r["size"]) for r in read()}
-    for arrival in ("once", "sorted"):
-        for way, options in ways.items():
-            todo = [s for s in SIZES if (name, seed, validation, arrival, way, s) not in done]
-            if not todo:
-                continue
-            table = load(name, seed, validation)
-            make_model = partial(rc.models.mlp, table.inputs.shape[1], 1)
-            memories = make_memories(make_model, way, options, todo, seed)
-            order = table.inputs[:, 0].argsort(stable=True)
-            for rows in [torch.arange(ROWS)] if arrival == "once" else order.chunk(UPDATES):
-                feed(memories, table.inputs[rows], table.targets[rows])
-            for memory in memories:
-                learner = rc.GDumb(make_model, memory, loss="squared_error", seed=seed)
-                error = (learner.predict(table.test_inputs) - table.test_targets).square().mean().sqrt()
-                result = {"table": name, "seed": seed, "validation": validation, "arrival": arrival, "memory": way}
-                result |= {"size": memory.capacity, "rmse": float(error)}
-                with RESULTS.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+    for way, options in ways.items():
+        todo = [s for s in SIZES if (name, seed, validation, arrival, way, s) not in done]
+        if not todo:
+            continue
+        table = load(name, seed, validation)
+        make_model = partial(rc.models.mlp, table.inputs.shape[1], 1)
+        memories = make_memories(make_model, way, options, todo, seed)
+        order = table.inputs[:, 0].argsort(stable=True)
+        for rows in [torch.arange(ROWS)] if arrival == "once" else order.chunk(UPDATES):
+            feed(memories, table.inputs[rows], table.targets[rows])
+        for memory in memories:
+            learner = rc.GDumb(make_model, memory, loss="squared_error", seed=seed)
+            error = (learner.predict(table.test_inputs) - table.test_targets).square().mean().sqrt()
+            result = {"table": name, "seed": seed, "validation": validation, "arrival": arrival, "memory": way}
+            result |= {"size": memory.capacity, "rmse": float(error)}
+            with RESULTS.open("a") as file:
+                file.write(json.dumps(result) + "\n")
 
 
 def make_memories(
@@ -117,15 +118,14 @@ def main() -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     seeds = [int(argument) for argument in sys.argv[1:] if argument.isdecimal()] or range(5)
     names = [argument for argument in sys.argv[1:] if argument in COLUMNS] or [*COLUMNS]
-    for ways in (WAYS, PLAIN):
-        for seed in seeds:
-            for name in names:
-                measure(name, seed, validation, ways)
+    arrivals = [argument for argument in sys.argv[1:] if argument in ARRIVALS] or ARRIVALS
+    for ways, arrival, seed, name in product((WAYS, PLAIN), arrivals, seeds, names):
+        measure(name, seed, validation, arrival, ways)
     for name in names:
         rows: list[list[object]] = []
         for way in WAYS | PLAIN:
             row: list[object] = [way]
-            for arrival in ("once", "sorted"):
+            for arrival in ARRIVALS:
                 for size in SIZES:
                     key = (name, validation, arrival, way, size)
                     keys = ("table", "validation", "arrival", "memory", "size")
@@ -134,7 +134,7 @@ def main() -> None:
                         f"{mean(found):.3f} ± {stdev(found):.3f}" if len(found) > 1 else found[0] if found else "-"
                     )
             rows.append(row)
-        header = ["", *(f"{arrival}, {size}" for arrival in ("once", "sorted") for size in SIZES)]
+        header = ["", *(f"{arrival}, {size}" for arrival in ARRIVALS for size in SIZES)]
         part = "held-out training rows" if validation else "the test part"
         print_table(f"{name}: RMSE on {part}, mean and deviation over seeds", header, rows)
 

@@ -199,6 +199,16 @@ def test_sums_by_class_and_parts_are_those_of_the_rows(kind: str) -> None:
     assert len(part) == len(places)
 
 
+def test_other_classes_match_what_a_class_by_itself_leaves() -> None:
+    rows = torch.cat([torch.eye(4), torch.eye(4)[:1]])
+    seen, sums = Tally(torch.tensor([0, 1]), torch.tensor([40, 2])), torch.tensor([[10.0] * 4, [2.0, 0, 0, 0]]).double()
+    labels = torch.tensor([0, 0, 0, 0, 1])
+    coreset = pursue_classes(InMemory(rows), labels, 4, seen, sums, (None, 1), regularization=0.0, hold_count=False)
+    assert dict(zip(coreset.indices.tolist(), coreset.weights.tolist(), strict=True)) == pytest.approx(
+        {4: 2.0, 0: 10.0, 1: 10.0, 2: 10.0}
+    )
+
+
 def test_classes_whose_gradients_are_zero_keep_their_places() -> None:
     rows = torch.cat([torch.eye(4), torch.zeros(3, 4)])
     labels = torch.tensor([0, 0, 0, 0, 1, 1, 1])
