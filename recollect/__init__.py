@@ -10,6 +10,7 @@ from recollect import datasets, metrics, models, streams
 from recollect.batch import Batch
 from recollect.classes import LostClassWarning
 from recollect.embedding import GradientEmbedding
+from recollect.estimating import Estimate, estimate
 from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
 from recollect.memories import (
     GSS,
@@ -40,6 +41,8 @@ __all__ = [
     "GradientEmbedding",
     "PAPER",
     "matching_error",
+    "estimate",
+    "Estimate",
     # Remembering, as data arrives
     "Memory",
     "GradientMatching",
