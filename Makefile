@@ -2,13 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench slow mutants docs site pictures wheel clean
+AVALANCHE := .venv-avalanche
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+
+.PHONY: demo test test-avalanche lint format bench slow mutants docs site pictures wheel clean
 
 demo: .venv/installed
 	$(BIN)/recollect demo
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# Avalanche has an environment of its own, on top of the other: its torchvision is built for another torch.
+test-avalanche: $(AVALANCHE)/installed
+	OMP_NUM_THREADS=1 $(AVALANCHE)/bin/python -m pytest tests/integrations/test_avalanche.py
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -55,11 +62,20 @@ wheel: .venv/installed
 	rm -rf build/empty
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv $(AVALANCHE) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	touch $@
+
+# Without what its packages ask for, which would bring another torch: these are the ones that it imports.
+$(AVALANCHE)/installed: .venv/installed
+	$(BIN)/python -m venv --clear --without-pip $(AVALANCHE)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$($(AVALANCHE)/bin/python $(SITE))/base.pth
+	$(BIN)/python -m pip --python $(AVALANCHE)/bin/python install --quiet --disable-pip-version-check --no-deps \
+		avalanche-lib==0.6.0 torchvision==0.29.2 absl-py beautifulsoup4 gdown gputil pytorchcv qpsolvers soupsieve \
+		tensorboard wandb
 	touch $@
 
 # What benchmarks compare with; one that does not install is reported by the benchmark that wants it.

@@ -5,7 +5,12 @@ import sys
 
 import pytest
 
-FIRST_OF = {"sklearn": "sklearn.base", "huggingface": "datasets"}
+FIRST_OF = {
+    "sklearn": "sklearn.base",
+    "huggingface": "datasets",
+    "lightning": "lightning.pytorch",
+    "avalanche": "avalanche",
+}
 
 
 @pytest.mark.parametrize("extra", FIRST_OF)

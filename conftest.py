@@ -1,0 +1,8 @@
+"""What all tests need to know about what is installed."""
+
+from importlib.util import find_spec
+
+FRAMEWORKS = {"avalanche": "avalanche", "huggingface": "transformers", "lightning": "lightning"}
+
+# The examples in the documentation of a framework's module run where the framework is.
+collect_ignore = [f"recollect/integrations/{ours}.py" for ours, name in FRAMEWORKS.items() if find_spec(name) is None]

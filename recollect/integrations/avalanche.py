@@ -1,0 +1,226 @@
+"""Avalanche: every memory as a storage policy, and replay that trains with the weights.
+
+    strategy = Naive(model, optimizer, CrossEntropyLoss(), plugins=[WeightedReplayPlugin(memory)])
+
+Avalanche's own replay takes equally many new and remembered examples, and lets each count the same. Here a minibatch is
+put together in the same way, and its loss is sum(w * loss) / sum(w): a new example weighs one, and a remembered one as
+many new ones as it stands for, so that the expected loss is the one over everything seen.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from recollect.batch import Batch
+from recollect.checks import check_count
+from recollect.integrations.extras import needed_for
+from recollect.losses import LossFunction, check_losses
+from recollect.memories import Memory
+from recollect.randomness import generator
+
+with needed_for("avalanche"):
+    from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
+    from avalanche.training.plugins import GDumbPlugin, SupervisedPlugin
+    from avalanche.training.storage_policy import ExemplarsBuffer
+
+_PORTION = 512  # examples read at a time
+
+
+class MemoryBuffer(ExemplarsBuffer):  # type: ignore[misc]
+    """A storage policy that lets a memory choose.
+
+    It also works with Avalanche's own plugins, which train without the weights, such as
+    `ReplayPlugin(mem_size=memory.capacity, storage_policy=...)`. Examples are kept as they are after the transforms for
+    evaluation.
+
+    Args:
+        memory: any memory of `recollect`.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        if not isinstance(memory, Memory):
+            raise ValueError(f"memory must be a recollect memory, got {type(memory).__name__}")
+        super().__init__(memory.capacity)
+        self.memory = memory
+        self.labels: list[Tensor] = []  # of tasks, if there are any, of the examples held
+
+    def post_adapt(self, agent_state: Any, exp: Any) -> None:
+        """Show the memory the experience, and make the buffer anew of what it keeps."""
+        inputs, targets, *labels = _read(exp.dataset)
+        memory = self.memory
+        held, first = memory.batch.ids if len(memory) else torch.empty(0, dtype=torch.long), memory.seen
+        memory.update(inputs, targets, model=agent_state.model if memory.needs_model else None)
+        ids = memory.batch.ids
+        old, new = torch.searchsorted(held, ids[ids < first]), ids[ids >= first] - first
+        before = self.labels or [label[:0] for label in labels]
+        self.labels = [torch.cat([b[old], label[new]]) for b, label in zip(before, labels, strict=True)]
+        self.buffer = self._dataset(memory.batch)
+
+    def _dataset(self, batch: Batch) -> AvalancheDataset:
+        attributes = [
+            DataAttribute(batch.targets.tolist(), "targets"),
+            DataAttribute(batch.weights.tolist(), "weights"),
+        ]
+        # Avalanche takes the last entry of a minibatch for the task's label.
+        attributes += [DataAttribute(t.tolist(), "targets_task_labels", use_in_getitem=True) for t in self.labels]
+        return AvalancheDataset([TensorDataset(_inputs(batch), batch.targets)], data_attributes=attributes)
+
+    def resize(self, strategy: Any, new_size: int) -> None:
+        """Refused: a memory keeps its capacity."""
+        if new_size != self.max_size:
+            raise ValueError(f"a memory keeps its capacity of {self.max_size}, got {new_size}: make a new one")
+
+
+class WeightedReplayPlugin(SupervisedPlugin):  # type: ignore[misc]
+    """Replay from a memory, with its weights in the loss.
+
+    Args:
+        memory: any memory of `recollect`.
+        batch_size: new examples per minibatch; the strategy's by default.
+        batch_size_mem: remembered examples per minibatch; as many by default.
+        loss: a function of outputs and targets that returns one loss per example; the strategy's criterion without its
+            reduction by default.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        *,
+        batch_size: int | None = None,
+        batch_size_mem: int | None = None,
+        loss: LossFunction | None = None,
+    ) -> None:
+        super().__init__()
+        self.storage_policy = MemoryBuffer(memory)
+        self.batch_size = None if batch_size is None else check_count("batch_size", batch_size)
+        self.batch_size_mem = None if batch_size_mem is None else check_count("batch_size_mem", batch_size_mem)
+        self.loss = loss
+
+    def before_training_exp(
+        self, strategy: Any, num_workers: int = 0, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
+    ) -> None:
+        """Let minibatches hold new and remembered examples with their weights, and the loss count these."""
+        if not len(self.storage_policy.memory):
+            return  # all weigh one
+        size = self.batch_size or strategy.train_mb_size
+        data = strategy.adapted_dataset
+        options = {
+            "num_workers": num_workers,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+            "collate_fn": data.collate_fn,
+        }
+        loader = DataLoader(data, size, **options)
+        strategy.dataloader = _Mixed(loader, len(data), self.storage_policy, self.batch_size_mem or size)
+        _count_weights(strategy, self.loss)
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Show the memory what was trained on."""
+        _count_no_weights(strategy)
+        self.storage_policy.post_adapt(strategy, strategy.experience)
+
+
+class WeightedGDumbPlugin(GDumbPlugin):  # type: ignore[misc]
+    """GDumb from a memory: a model that is trained from scratch on what is kept, with its weights in the loss.
+
+    Args:
+        memory: any memory of `recollect`.
+        loss: a function of outputs and targets that returns one loss per example; the strategy's criterion without its
+            reduction by default.
+    """
+
+    def __init__(self, memory: Memory, *, loss: LossFunction | None = None) -> None:
+        super().__init__(mem_size=memory.capacity)
+        self.storage_policy = MemoryBuffer(memory)
+        self.loss = loss
+
+    def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:
+        """Show the memory the experience, and train on what it keeps."""
+        self.storage_policy.post_adapt(strategy, strategy.experience)
+        strategy.adapted_dataset = self.storage_policy.buffer
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Let minibatches hold remembered examples with their weights, and the loss count these."""
+        batch = self.storage_policy.memory.batch
+        data = TensorDataset(_inputs(batch), batch.targets, batch.weights, *self.storage_policy.labels)
+        strategy.dataloader = DataLoader(data, strategy.train_mb_size, shuffle=True)
+        _count_weights(strategy, self.loss)
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Leave the criterion as it was found."""
+        _count_no_weights(strategy)
+
+
+class _Mixed:
+    """Minibatches of inputs, targets, weights and what else there is: new examples, and as many drawn from memory."""
+
+    def __init__(self, loader: DataLoader[Any], n: int, buffer: MemoryBuffer, size: int) -> None:
+        self.loader, self.n, self.size = loader, n, size
+        self.held, self.labels = buffer.memory.batch, buffer.labels
+        self.generator = generator(buffer.memory.seed, "replay", buffer.memory.seen)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        held = self.held
+        for inputs, targets, *labels in self.loader:
+            rows = torch.randperm(len(held), generator=self.generator)[: self.size]
+            # A pass shows each of n new ones once, but len(rows) of the remembered at each of n / len(targets) steps.
+            factor = len(held) / len(rows) * len(targets) / self.n
+            some = held.take(rows)
+            yield [
+                torch.cat([inputs, _inputs(some)]),
+                torch.cat([targets, some.targets]),
+                torch.cat([torch.ones(len(targets)), factor * some.weights]),
+                *(torch.cat([new, old[rows]]) for new, old in zip(labels, self.labels, strict=True)),
+            ]
+
+
+class _Weighted:
+    """A criterion that counts the weights of the minibatch, where it has some."""
+
+    def __init__(self, strategy: Any, criterion: Callable[..., Any], loss: LossFunction) -> None:
+        self.strategy, self.criterion, self.loss = strategy, criterion, loss
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
+        if not self.strategy.is_training:
+            return self.criterion(outputs, targets)
+        weights = self.strategy.mbatch[2]
+        losses = check_losses(self.loss(outputs, targets), len(targets))
+        return (losses * weights.to(losses)).sum() / weights.to(losses).sum()
+
+
+def _count_weights(strategy: Any, loss: LossFunction | None) -> None:
+    criterion = strategy._criterion
+    if loss is None:
+        each: Any = copy.copy(criterion)
+        if not hasattr(each, "reduction"):
+            raise ValueError(
+                "the strategy's criterion must have a reduction that can be taken off, as torch's have, "
+                f"got {type(criterion).__name__}: pass loss=, a function that returns one loss per example"
+            )
+        each.reduction = "none"
+        loss = each
+    strategy._criterion = _Weighted(strategy, criterion, loss)
+
+
+def _count_no_weights(strategy: Any) -> None:
+    if isinstance(strategy._criterion, _Weighted):
+        strategy._criterion = strategy._criterion.criterion
+
+
+def _inputs(batch: Batch) -> Tensor:
+    assert isinstance(batch.inputs, Tensor)  # as `_read` made them
+    return batch.inputs
+
+
+def _read(dataset: Any) -> list[Tensor]:
+    """All inputs, targets and what else an item holds, after the transforms for evaluation."""
+    data = dataset.eval()
+    parts = [*DataLoader(data, _PORTION, collate_fn=data.collate_fn)]
+    return [torch.cat([torch.as_tensor(part) for part in column]) for column in zip(*parts, strict=True)]
