@@ -1,0 +1,284 @@
+"""Coverage or matching, and which gradients? Settled on a validation part; the test part is never looked at.
+
+A fifth of the training part is held out. From up to 8,000 rows of the rest, each rule chooses, once or batch by batch
+of the paper's stream; two networks are trained on the chosen rows with their weights; accuracy is that on up to 5,000
+of the rows held out. Beside it the error at fresh initialisations, all layers, by a projection of its own.
+All networks are the paper's MLP, also for images, where it stands in for the CNN, which takes fifty times as long.
+Results are appended to `results/coverage.jsonl`; what is there is not repeated.
+
+`python benchmarks/covering.py SET [...] [--seeds 0 1] [--sizes 200 1000] [--rules NAME ...] [--modes once stream]`
+`python benchmarks/covering.py --table`
+"""
+
+import argparse
+import fcntl
+import json
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import recollect as rc
+from recollect.batch import Batch
+from recollect.datasets import Dataset, Examples
+from recollect.embedding import draw_model
+from recollect.experiments.stacking import train_stack
+from recollect.learners import Task, Training
+from recollect.memories.clustering import represent
+from recollect.randomness import derive_seed, generator
+from recollect.selection import SHORTLIST, shortlisted
+
+RESULTS = Path(__file__).parent.parent / "results" / "coverage.jsonl"
+SETS: dict[str, Callable[[Dataset], rc.streams.Stream]] = {
+    "covertype": rc.streams.sorted_by_feature,
+    "walking-activity": rc.streams.sorted_by_feature,
+    "ldpa": rc.streams.sorted_by_feature,
+    "fashion-mnist": rc.streams.class_incremental,
+    "mnist": rc.streams.rotated,
+}
+ROWS, VALIDATION, TRAININGS = 8_000, 5_000, 2
+
+
+class Problem:
+    """Rows in the order of the stream, where its batches begin, the rows held out, and embeddings by setting."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        dataset = rc.datasets.load(name)
+        inputs, targets = dataset.train
+        order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
+        held_out, rest = order[: len(order) // 5][:VALIDATION], order[len(order) // 5 :]
+        chosen = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:ROWS]].sort().values
+        part = Dataset(
+            Examples(inputs[chosen], targets[chosen]), Examples(inputs[held_out], targets[held_out]), dataset.n_classes
+        )
+        stream = SETS[name](part)
+        batches = [batch for batch in stream.batches if len(batch.targets)]
+        self.inputs = torch.cat([batch.inputs for batch in batches])
+        self.targets = torch.cat([batch.targets for batch in batches])
+        self.cuts = [len(batch.targets) for batch in batches]
+        self.validation = stream.test
+        self.make_model = partial(rc.models.mlp, self.inputs[0].numel(), dataset.n_classes)
+        self.seed = seed
+        self.seconds: dict[str, float] = {}
+
+    @cache  # noqa: B019
+    def rows(self, setting: str) -> Tensor:
+        """Embeddings of all rows, as in "last 5 1000" for layers, S and d; "fresh" for draws that no rule sees."""
+        layers, inits, dim = setting.split()
+        seed = self.seed + 1000 if layers == "fresh" else self.seed
+        layers = "all" if layers == "fresh" else layers
+        start = time.process_time()
+        embedding = rc.GradientEmbedding(self.make_model, layers=layers, inits=int(inits), dim=int(dim), seed=seed)
+        found = embedding.embed(self.inputs, self.targets)
+        self.seconds[setting] = time.process_time() - start
+        return found
+
+
+# Each rule is a function of the problem, the size and the batches as lists of row numbers, to rows and weights.
+Chosen = tuple[Tensor, Tensor]
+Rule = Callable[[Problem, int, list[Tensor]], Chosen]
+
+
+def memory(make: Callable[..., rc.Memory], problem: Problem, size: int, parts: list[Tensor]) -> Chosen:
+    one = make(size, seed=problem.seed)
+    for part in parts:
+        one.update(problem.inputs[part], problem.targets[part])
+    return one.batch.ids, one.batch.weights.double()
+
+
+def matching(setting: str, problem: Problem, size: int, parts: list[Tensor]) -> Chosen:
+    """As `GradientMatching`, on embeddings that are there already."""
+    E = problem.rows(setting)
+    held = torch.arange(0)
+    target, seen = torch.zeros(E.shape[1], dtype=torch.float64), 0
+    weights = torch.ones(0, dtype=torch.float64)
+    for part in parts:
+        target, seen = target + E[part].sum(0, dtype=torch.float64), seen + len(part)
+        some = shortlisted(part, size, SHORTLIST, problem.seed)
+        candidates = torch.cat([held, part if some is None else part[some]])
+        coreset = rc.pursue(E[candidates], size, target=target, count=seen, hold_count=len(parts) > 1)
+        held, weights = candidates[coreset.indices], coreset.weights
+        held, order = held.sort()
+        weights = weights[order]
+    return held, weights
+
+
+def centres_then_matching(setting: str, times: int, problem: Problem, size: int, parts: list[Tensor]) -> Chosen:
+    """Candidates are what is held and the rows nearest to `times` as many centres of k-means per class."""
+    E = problem.rows(setting)
+    held, weights = torch.arange(0), torch.ones(0, dtype=torch.float64)
+    target, seen = torch.zeros(E.shape[1], dtype=torch.float64), 0
+    for part in parts:
+        target, seen = target + E[part].sum(0, dtype=torch.float64), seen + len(part)
+        near, _ = memory(rc.Clustering, problem, times * size, [part])
+        candidates = torch.cat([held, part[near]])
+        coreset = rc.pursue(E[candidates], size, target=target, count=seen, hold_count=len(parts) > 1)
+        held, order = candidates[coreset.indices].sort()
+        weights = coreset.weights[order]
+    return held, weights
+
+
+def fitted(E: Tensor, rows: Tensor, sizes: Tensor, target: Tensor, pull: float) -> Tensor:
+    """min |gamma G - g|^2 + lambda |gamma - sizes|^2 over gamma >= 0, lambda relative to the mean squared norm."""
+    G = E[rows].double()
+    lambda_ = pull * float(G.square().sum(1).mean())
+    K = G @ G.T
+    gamma, open_ = sizes.clone(), torch.ones(len(rows), dtype=torch.bool)
+    for _ in range(10):
+        some = open_.nonzero().flatten()
+        A = K[some][:, some] + lambda_ * torch.eye(len(some), dtype=torch.float64)
+        gamma = torch.zeros_like(sizes)
+        gamma[some] = torch.linalg.solve(A, G[some] @ target + lambda_ * sizes[some])
+        if bool((gamma >= 0).all()):
+            break
+        open_ &= gamma > 0
+    return gamma.clamp(min=0)
+
+
+def clusters_then_fit(setting: str, pull: float, problem: Problem, size: int, parts: list[Tensor]) -> Chosen:
+    """The rows of `Clustering`, with weights that match."""
+    E = problem.rows(setting)
+    rows, sizes = memory(rc.Clustering, problem, size, parts)
+    return rows, fitted(E, rows, sizes, E.sum(0, dtype=torch.float64), pull)
+
+
+def gradient_clusters(
+    setting: str, width: int, pull: float | None, by_class: bool, problem: Problem, size: int, parts: list[Tensor]
+) -> Chosen:
+    """k-means in a sketch of the embeddings, of all rows or of each class; weights by size, or matched."""
+    E = problem.rows(setting)
+    directions = torch.randn(E.shape[1], width, generator=generator(problem.seed, "sketch")) / width**0.5
+    sketch = E @ directions
+    if by_class:
+        target = problem.targets
+        held = rc.Clustering(size, features=lambda at: sketch[at[:, 0]], seed=problem.seed)
+        for part in parts:
+            held.update(part[:, None], target[part])
+        rows, sizes = held.batch.ids, held.batch.weights.double()
+    else:
+        rows, sizes = torch.arange(0), torch.ones(0, dtype=torch.float64)
+        for i, part in enumerate(parts):
+            rows, sizes = torch.cat([rows, part]), torch.cat([sizes, torch.ones(len(part), dtype=torch.float64)])
+            chosen, some = represent(sketch[rows].numpy(), sizes.numpy(), size, derive_seed(problem.seed, "kmeans", i))
+            rows, sizes = rows[torch.from_numpy(chosen)], torch.from_numpy(np.asarray(some))
+    if pull is None:
+        return rows, sizes
+    return rows, fitted(E, rows, sizes, E.sum(0, dtype=torch.float64), pull)
+
+
+RULES: dict[str, Rule] = {
+    "random": partial(memory, rc.Reservoir),
+    "clustering": partial(memory, rc.Clustering),
+    "all, S=10, d=1000": partial(matching, "all 10 1000"),
+    "all, S=5, d=1000": partial(matching, "all 5 1000"),
+    "all, S=10, d=250": partial(matching, "all 10 250"),
+    "last, S=10": partial(matching, "last 10 1000"),
+    "last, S=5": partial(matching, "last 5 1000"),
+    "last, S=5, d=250": partial(matching, "last 5 250"),
+    "3 times the centres, then matching": partial(centres_then_matching, "last 5 1000", 3),
+    "clustering, weights matched, pull 0.1": partial(clusters_then_fit, "last 5 1000", 0.1),
+    "clustering, weights matched, pull 0.01": partial(clusters_then_fit, "last 5 1000", 0.01),
+    "clustering, weights matched, pull 1": partial(clusters_then_fit, "last 5 1000", 1.0),
+    "gradient clusters": partial(gradient_clusters, "last 5 1000", 200, None, False),
+    "gradient clusters, matched, pull 0.1": partial(gradient_clusters, "last 5 1000", 200, 0.1, False),
+    "gradient clusters by class": partial(gradient_clusters, "last 5 1000", 200, None, True),
+    "gradient clusters by class, matched, pull 0.1": partial(gradient_clusters, "last 5 1000", 200, 0.1, True),
+    "gradient clusters by class, matched, pull 1": partial(gradient_clusters, "last 5 1000", 200, 1.0, True),
+}
+
+
+def measure(name: str, seed: int, size: int, mode: str, rules: list[str]) -> None:
+    key = {"dataset": name, "seed": seed, "size": size, "mode": mode}
+    done = {r["rule"] for r in read() if key.items() <= r.items()}
+    rules = [rule for rule in rules if rule not in done]
+    if not rules:
+        return
+    problem = make_problem(name, seed)
+    n = len(problem.targets)
+    parts = [torch.arange(n)] if mode == "once" else list(torch.arange(n).split(problem.cuts))
+    inputs, targets = problem.validation
+    for rule in rules:
+        start = time.process_time()
+        rows, weights = RULES[rule](problem, size, parts)
+        seconds = time.process_time() - start
+        fresh = problem.rows("fresh 4 500")
+        full = fresh.sum(0, dtype=torch.float64)
+        error = float((weights @ fresh[rows].double() - full).norm() / full.norm())
+        batch = Batch(problem.inputs[rows].flatten(1), problem.targets[rows], weights.float(), rows)
+        tasks = []
+        for t in range(TRAININGS):
+            start_at = derive_seed(100 * seed + t, "initial model")
+            tasks.append(Task(draw_model(problem.make_model, start_at), batch, generator(100 * seed + t, "training")))
+        train_stack(tasks, Training())
+        right = [100 * float((task.model(inputs).argmax(1) == targets).float().mean()) for task in tasks]
+        told = {"rule": rule, "kept": len(rows), "error": round(error, 5), "seconds": round(seconds, 2)}
+        write({**key, **told, "rows": n, "validation_accuracies": [round(a, 3) for a in right]})
+
+
+@cache
+def make_problem(name: str, seed: int) -> Problem:
+    return Problem(name, seed)
+
+
+def write(result: dict[str, Any]) -> None:
+    with RESULTS.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(result) + "\n")
+
+
+def read() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+
+
+def show() -> None:
+    """All results in Markdown: accuracy, and the error at fresh initialisations in percent."""
+    results = read()
+    for size in sorted({r["size"] for r in results}):
+        for mode in ("once", "stream"):
+            some = [r for r in results if r["size"] == size and r["mode"] == mode]
+            names = [name for name in SETS if any(r["dataset"] == name for r in some)]
+            if not names:
+                continue
+            print(f"\n{size} kept, {mode}:\n\n| | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+            for rule in RULES:
+                cells = [_cell([r for r in some if r["dataset"] == name and r["rule"] == rule]) for name in names]
+                if any(cells):
+                    print(f"| {rule} | {' | '.join(cells)} |")
+
+
+def _cell(results: list[dict[str, Any]]) -> str:
+    if not results:
+        return ""
+    values = [mean(r["validation_accuracies"]) for r in results]
+    spread = f" ± {stdev(values) / len(values) ** 0.5:.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{spread} ({len(values)}), {100 * mean(r['error'] for r in results):.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("sets", nargs="*")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[200, 1000])
+    parser.add_argument("--modes", nargs="+", default=["once", "stream"])
+    parser.add_argument("--rules", nargs="+", default=list(RULES))
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    RESULTS.parent.mkdir(exist_ok=True)
+    torch.set_grad_enabled(True)
+    for seed in arguments.seeds:
+        for name in arguments.sets:
+            for size in arguments.sizes:
+                for mode in arguments.modes:
+                    measure(name, seed, size, mode, arguments.rules)
+    if arguments.table or not arguments.sets:
+        show()
+
+
+if __name__ == "__main__":
+    main()
