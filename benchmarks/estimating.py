@@ -1,6 +1,7 @@
 """Whether `estimate` foretells what `select` then takes: seconds, and the peak of memory beyond what was there.
 
-Each case runs in a process of its own. `python benchmarks/estimating.py [name ...]`
+Each case runs in a process of its own, on one thread, and seconds are those of the processor, so that others at work on
+the machine do not count. `python benchmarks/estimating.py [name ...]`
 """
 
 import multiprocessing
@@ -11,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from embedding import sample
 from table import print_table
 
@@ -44,6 +46,8 @@ def peak(*, again: bool = False) -> int:
 def measured(name: str, real: bool) -> tuple[float, int]:
     data, rows, make_model, size, options = CASES[name]
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    time.perf_counter = time.process_time
     inputs, targets = sample(data, rows)
     if not real:
         cost = rc.estimate(make_model, inputs, size, targets=targets, **options)

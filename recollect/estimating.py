@@ -123,7 +123,7 @@ def estimate(
     weights = sum(p.nbytes for p in embedding._model(0).parameters())
     draws = embedding.inits if prepared.draws is not None else 1
     raw = sum(value[:1].nbytes for value in named_tensors(examples.inputs).values())
-    total = k * (per_row * itemsize + raw) + 3 * size * found.dim * itemsize + (6 * draws + 4) * weights
+    total = k * (per_row * itemsize + raw) + 6 * size * found.dim * itemsize + (6 * draws + 4) * weights
     total += _activations(embedding, examples)
     return Estimate(sum(parts.values()), total, parts, n, k)
 
