@@ -263,6 +263,12 @@ class Joined:
         return torch.cat([part.products(vectors) for part in self._parts])
 
     def rows(self, indices: Tensor) -> Tensor:
+        if bool((indices[1:] >= indices[:-1]).all()):
+            ends = torch.tensor(self._starts[1:-1], dtype=indices.dtype, device=indices.device)
+            mine = indices.tensor_split(torch.searchsorted(indices, ends).cpu())
+            return torch.cat(
+                [p.rows(m - s) for p, m, s in zip(self._parts, mine, self._starts, strict=False) if len(m)]
+            )
         out = self._parts[0].rows(indices[:0]).new_empty(len(indices), self.dim)  # where and what the rows are
         for part, start in zip(self._parts, self._starts, strict=False):
             inside = ((indices >= start) & (indices < start + len(part))).nonzero()[:, 0]

@@ -23,6 +23,9 @@ A_kk is there. For all candidates it is kept up to date by their products with t
 with the next scan: with their plain norms instead, the pool holds the wrong rows, and the error is 1.1 to 1.4 times
 that of one pick per scan.
 
+Where most candidates stay, all are fitted and the least useful dropped (`elimination.py`): less work than picking
+nearly all of them one by one, at an error that is 1 to 4 % lower (150 of 200, 750 of 1000).
+
 Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
 are refined until they solve the equations in float64.
@@ -32,7 +35,8 @@ Differs from the paper:
 - `exact=False` picks several rows per scan. `exact=True` is Alg. 1 to the letter.
 - A row that depends linearly on chosen ones (lambda = 0) is passed over, where Alg. 1 would divide by zero.
 - `nonnegative=True` replaces rows whose weight is negative or as good as zero, where the paper clips them.
-- `rule="least-squares"` divides scores by what is left of a row. `rule="inner-product"` is Alg. 1.
+- `rule="least-squares"` divides scores by what is left of a row, and drops rows instead of picking them where most
+  stay. `rule="inner-product"` is Alg. 1.
 - `count` holds the sum of the weights, by one more entry that all rows share.
 - Outliers, at most ten rows that hold nine tenths of all squared norms, are set aside with weight one; otherwise they
   would set lambda and the centre for all.
@@ -41,7 +45,7 @@ Differs from the paper:
 import math
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -51,6 +55,7 @@ from torch import Tensor
 from recollect.arrays import as_tensor
 from recollect.checks import check_number, check_size
 from recollect.dictionary import Dictionary, InMemory, Mapped
+from recollect.elimination import eliminate
 from recollect.numerics import lazy_zeros, power_of_two, sum_rows
 from recollect.progress import Bar, progress_bar
 
@@ -63,6 +68,8 @@ PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
 POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot always rank
+MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
+DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
 HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
@@ -77,6 +84,7 @@ _ONE_IN = 50  # at most so many of the rows are outliers
 _DWARFED = 0.9  # part of the squared norms that outliers hold
 _CARRIED = 0.1  # of the target is left without the outliers: they carry it
 _BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
+_FEW = 2**22  # numbers that are turned into float64 all at once: 32 MB
 _FACTOR_ROWS = 256  # in a block of the factor
 
 
@@ -191,10 +199,13 @@ def pursue(
         HOLD * math.sqrt(square) if count is not None else 0.0,
         0.0 if count is None else (count - len(apart)) / weight_unit,
     )
-    fit = RidgeFit(problem, apart.tolist())
     enough = -1.0 if tolerance is None else tolerance * norm
     with progress_bar("choosing examples", limit, show=progress) as bar:
         bar.advance(len(apart))
+        if tolerance is None and problem.size and _can_drop(problem, n - len(apart), square):
+            fit = _drop_to_size(problem, apart, nonnegative is True)
+        else:
+            fit = RidgeFit(problem, apart.tolist())
         _fill(fit, enough, bar)
         weights = fit.solve()
         if nonnegative is True:
@@ -218,6 +229,27 @@ def pursue(
             stacklevel=2,
         )
     return Coreset(torch.cat([apart, fit.indices]), weights, missing / norm if norm else 0.0)
+
+
+def _can_drop(problem: "Problem", n: int, square: float) -> bool:
+    """Whether so many of the n rows stay that it is better to drop the others, by the rule that looks at the fit."""
+    many = MOST * n <= problem.size and n <= DROP_FROM
+    return many and problem.rule == "least-squares" and not problem.exact and problem.regularization >= _SINGLE * square
+
+
+def _drop_to_size(problem: "Problem", apart: Tensor, nonnegative: bool) -> "RidgeFit":
+    """The fit of what is left once the least useful rows have been dropped."""
+    candidates = torch.ones(len(problem.dictionary), dtype=torch.bool, device=apart.device).index_fill(0, apart, False)
+    candidates = candidates.nonzero()[:, 0]
+    rows, goal = problem.rows(candidates), problem.goal()
+    b = torch.cat([block.double() @ goal for block in rows.split(_BLOCK)])
+    size, uniform = min(problem.size, len(rows)), problem.center == "uniform"
+    K = (rows @ rows.T).double()
+    left, gamma = eliminate(K, b, size, problem.regularization, uniform=uniform, nonnegative=nonnegative)
+    # Should a weight still be negative, what replaces the row is found without looking at what is left of all rows.
+    fit = RidgeFit(replace(problem, rule="inner-product"), apart.tolist())
+    fit.start(candidates[left].tolist(), rows[left], K[left][:, left], gamma)
+    return fit
 
 
 def _fill(fit: "RidgeFit", enough: float, bar: Bar, *, helpful: bool = False) -> None:
@@ -263,9 +295,12 @@ class Problem:
         return goal
 
     def rows(self, indices: Tensor) -> Tensor:
-        rows = self.dictionary.rows(indices).to(self.dtype) * (1 / self.unit)
+        found = self.dictionary.rows(indices)
+        width = self.dictionary.dim + (_PADDING if self.constant else 0)
+        rows = torch.empty(len(found), width, dtype=self.dtype, device=found.device)
+        torch.mul(found, 1 / self.unit, out=rows[:, : self.dictionary.dim])
         if self.constant:
-            rows = torch.nn.functional.pad(rows, (0, _PADDING))
+            rows[:, self.dictionary.dim :] = 0
             rows[:, self.dictionary.dim] = self.constant
         return rows
 
@@ -400,6 +435,15 @@ class RidgeFit:
         dependent = (left <= least).nonzero()[:, 0].tolist()
         return order, [k for k in dependent if k not in order]
 
+    def start(self, indices: list[int], rows: Tensor, K: Tensor, gamma: Tensor) -> None:
+        """Begin, and end, with these rows, their products with each other, and weights that are nearly right."""
+        self.taken += indices
+        self._indices, self._rows, self._gamma = indices, rows, gamma
+        self._sum = sum_rows(rows)
+        A = K.clone()
+        A.diagonal().add_(self._lambda)
+        self._factor.extend(rows.new_empty(0, len(rows)), torch.linalg.cholesky(A))
+
     def _append(self, indices: list[int], rows: Tensor, W: Tensor, *, look: bool = True) -> None:
         """Extend the fit by a block of rows, of which W = L^-1 G_I rows^T is known (App. A.3)."""
         C = (rows @ rows.T).double()
@@ -415,7 +459,7 @@ class RidgeFit:
         n = len(self)
         self._make_room(n + len(indices))
         self._rows[n : n + len(indices)] = rows
-        self._sum += rows.double().sum(0)
+        self._sum += sum_rows(rows)
         self._factor.extend(W, L)
         self._indices += indices
         self._gamma = torch.cat([self._gamma, self._gamma.new_zeros(len(indices))])
@@ -431,9 +475,10 @@ class RidgeFit:
                 self._left -= products[:, :-1].square().sum(1)
                 self._scanned = products[:, -1]
 
-    def _residual(self, gamma: Tensor) -> Tensor:
+    def _residual(self, gamma: Tensor, chosen: Tensor | None = None) -> Tensor:
         r = self._g.clone()
-        for part, rows in zip(gamma.split(_BLOCK), self._chosen.split(_BLOCK), strict=True):
+        chosen = self._chosen if chosen is None else chosen
+        for part, rows in zip(gamma.split(_BLOCK), chosen.split(_BLOCK), strict=True):
             r -= part @ rows.double()
         return r
 
@@ -462,9 +507,10 @@ class RidgeFit:
         """The weights to working accuracy."""
         gamma, u = self._gamma, self._uniform(self._sum)
         last = math.inf
+        chosen = self._chosen.double() if self._chosen.numel() <= _FEW else self._chosen  # once, if that is little
         for _ in range(_STEPS):
-            r = self._residual(gamma)
-            s = torch.cat([rows.double() @ r for rows in self._chosen.split(_BLOCK)]) + self._lambda * (u - gamma)
+            r = self._residual(gamma, chosen)
+            s = torch.cat([rows.double() @ r for rows in chosen.split(_BLOCK)]) + self._lambda * (u - gamma)
             step = self._factor.solve_transposed(self._factor.solve(s[:, None]))[:, 0]
             length = float(step.norm())
             if not length < last / 2:

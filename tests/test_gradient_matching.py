@@ -2,6 +2,7 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -226,3 +227,98 @@ def test_several_memories_share_an_embedding() -> None:
         rc.GradientMatching(embedding, 5, inits=3)
     with pytest.raises(ValueError, match="candidates must be made by the memory's own embedding"):
         rc.GradientMatching(make_model, 5).update(*examples(7), candidates=embedding.dictionary(*examples(7)))
+
+
+def one_by_one(memory: rc.GradientMatching, n: int, first: int = 0) -> None:
+    inputs, targets = examples(120, seed=7)
+    for i in range(first, first + n):
+        memory.update(inputs[i : i + 1], targets[i : i + 1])
+
+
+def test_examples_that_come_one_by_one_are_held_at_once_and_chosen_from_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices, embedded = [], []
+    pursue, embed = rc.pursue, rc.GradientEmbedding.embed
+
+    def counting(candidates: Any, size: int, **options: Any) -> rc.Coreset:
+        choices.append(len(candidates))
+        return pursue(candidates, size, **options)
+
+    def counting_rows(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        embedded.append(len(targets))
+        return embed(self, inputs, targets, **options)
+
+    monkeypatch.setattr("recollect.memories.gradient_matching.pursue", counting)
+    monkeypatch.setattr(rc.GradientEmbedding, "embed", counting_rows)
+    memory = rc.GradientMatching(make_model, 24, inits=2, dim=50)
+    inputs, targets = examples(120, seed=7)
+    for i in range(120):
+        memory.update(inputs[i : i + 1], targets[i : i + 1])
+        assert int(memory.batch.ids[-1]) == i or i >= 24  # a choice may let go of the last, waiting does not
+        assert 16 <= len(memory) <= 24 or i < 16
+        assert memory.seen == i + 1
+    assert choices == [25] * 11  # one for every nine examples, eight of which took a free place
+    assert embedded == [25] + [9] * 10
+    assert float(memory.batch.weights.sum()) == pytest.approx(120, rel=0.1)
+
+
+def test_the_target_counts_those_that_wait() -> None:
+    memory = rc.GradientMatching(make_model, 24, inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    inputs, targets = examples(40, seed=7)
+    rows = embedding.embed(inputs, targets).double()
+    for i in range(40):
+        memory.update(inputs[i : i + 1], targets[i : i + 1])
+        truth = rows[: i + 1].sum(0)
+        assert float((memory.target - truth).norm() / truth.norm()) < 1e-6
+        settled = memory.batch.weights.double() @ rows[memory.batch.ids]
+        if i < 24:
+            assert torch.allclose(settled, truth, rtol=1e-5)  # everything is held with weight one
+
+
+def test_a_memory_that_was_saved_while_examples_wait_ends_bit_identical(tmp_path: Path) -> None:
+    steady = rc.GradientMatching(make_model, 24, inits=2, dim=50)
+    one_by_one(steady, 70)
+    for stop in (3, 24, 26, 40):
+        resumed = rc.GradientMatching(make_model, 24, inits=2, dim=50)
+        one_by_one(resumed, stop)
+        resumed.save(tmp_path)
+        resumed = rc.load_memory(tmp_path, make_model)  # type: ignore[assignment]
+        one_by_one(resumed, 70 - stop, first=stop)
+        assert torch.equal(steady.batch.ids, resumed.batch.ids)
+        assert torch.equal(steady.batch.weights, resumed.batch.weights)
+        assert torch.equal(steady.target, resumed.target)
+
+
+def test_a_large_update_settles_those_that_wait() -> None:
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    inputs, targets = examples(90, seed=7)
+    memories = [rc.GradientMatching(embedding, 24) for _ in range(2)]
+    for i, size in ((0, 3), (3, 3), (6, 84)):
+        part = (inputs[i : i + size], targets[i : i + size])
+        memories[0].update(*part)
+        memories[1].update(*part, candidates=embedding.dictionary(*part))
+    assert [len(memory) for memory in memories] == [24, 24]
+    assert torch.equal(memories[0].batch.ids, memories[1].batch.ids)
+    assert torch.allclose(memories[0].batch.weights, memories[1].batch.weights, rtol=1e-4)
+
+
+def test_an_example_that_cannot_be_embedded_is_refused_before_it_waits() -> None:
+    memory = rc.GradientMatching(make_model, 24, inits=2, dim=50)
+    one_by_one(memory, 30)
+    before = memory.state_dict()["tensors"]
+    for inputs, targets in (
+        (torch.ones(1, 4), torch.tensor([3])),
+        (torch.full((1, 4), 3e38), torch.tensor([0])),
+    ):
+        with pytest.raises(ValueError, match=r"class numbers from 0 to 2|losses must be finite"):
+            memory.update(inputs, targets)
+    after = memory.state_dict()["tensors"]
+    assert memory.seen == 30
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("options", [rc.PAPER, {"exact": True}, {"min_per_class": 1}, {"class_weight": "balanced"}])
+def test_some_memories_choose_at_every_update(options: dict[str, Any]) -> None:
+    memory = rc.GradientMatching(make_model, 8, **{**options, "inits": 2, "dim": 50})
+    one_by_one(memory, 15)
+    assert len(memory) == 8

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Inputs, check_device, check_examples, map_inputs, named_tensors
+from recollect.batch import Inputs, check_device, check_examples, forward, map_inputs, named_tensors
 from recollect.checks import check_count, check_number, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.draws import Draw
@@ -266,6 +266,16 @@ class GradientEmbedding:
         Whoever sees a stream in blocks of so many computes what is computed of all at once.
         """
         return math.ceil(_first_rows(inputs) / self.batch_size) * self.batch_size
+
+    def check(self, inputs: Inputs, targets: Tensor, prepared: Prepared) -> None:
+        """Refuse examples that could not be embedded, by a forward pass at the first draw: cheap, and nearly sure."""
+        draw = (
+            prepared.draws[0] if prepared.draws else self._draw(0, prepared.plan, prepared.statistics, prepared.scales)
+        )
+        with torch.no_grad():
+            losses = draw.losses(forward(draw.model, inputs), targets.to(self.device))
+        if not torch.isfinite(losses).all():
+            raise ValueError("losses must be finite, got NaN or infinity: scale the inputs or check the loss")
 
     def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
         """Both factors of a linear layer's gradients; None if there is more to them."""

@@ -26,6 +26,9 @@ from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted
 from recollect.sources import Stream, examples_of
 
+ROOM = 3
+"""One of so many places is left free for what comes next, where examples come a few at a time."""
+
 
 class GradientMatching(Memory):
     """Keeps the weighted examples whose loss gradients add up to those of everything seen.
@@ -33,6 +36,12 @@ class GradientMatching(Memory):
     The target, the sum of all embeddings, is tracked exactly, because embeddings depend on the
     initialisation distribution and not on training. The dictionary at each step is what was kept and what arrived,
     so old examples can be dropped or reweighted. Until the capacity is reached, everything is kept with weight one.
+
+    Examples that come a few at a time, at most a third of the capacity, do not cost a choice each. They take free
+    places, with weight one, and when there are none left, a choice leaves a third of them free again. So after small
+    updates between two thirds and all of the capacity is held. `rule="inner-product"`, `exact=True` and options of
+    classes choose at every update.
+
     `PAPER` holds the paper's settings as keyword arguments.
 
     Several memories of one stream, of other sizes or settings of the pursuit, may share what takes most of the time:
@@ -160,13 +169,20 @@ class GradientMatching(Memory):
     @property
     def target(self) -> Tensor:
         """The sum of the embeddings of everything seen, each times the factor of its class, in float64."""
-        self.batch  # noqa: B018  # says so if there is nothing yet
+        _, waiting = self._divided(self.batch)
+        if len(waiting):
+            embedding, prepared = self._ready(waiting)
+            total = embedding.total(waiting.inputs, waiting.targets, prepared=prepared)
+            return total.to(self.device) + self._state.get("target", 0)
         seen, target = self._seen_classes(), self._state["target"]
         return target if seen is None else seen.factors(self._classes[0]).to(target.device) @ target
 
     @property
     def error(self) -> float:
-        """How far the kept are from the target, relative to it, at the initialisations they were chosen for."""
+        """How far the kept are from the target, relative to it, at the initialisations they were chosen for.
+
+        As of the last choice: examples that wait for the next one are matched by themselves.
+        """
         self.batch  # noqa: B018
         return float(self._state["error"])
 
@@ -226,6 +242,15 @@ class GradientMatching(Memory):
         What arrived is embedded unless candidates are given; it may be some of those that passed, the `arrivals`.
         """
         embedding, prepared = self._ready(arrived, candidates is not None, arrivals)
+        if candidates is not None and len(candidates) != len(arrived):
+            raise ValueError(f"candidates must be those of the {len(arrived)} examples, got {len(candidates)}")
+        count = arrivals.count if arrivals else len(arrived)
+        room = self._room(count)
+        if room and candidates is None and len(held) + count <= self.capacity:
+            return self._let_wait(held, arrived, embedding, prepared)
+        held, waiting = self._divided(held)
+        if len(waiting) and candidates is None and arrivals is None:  # as if they came now
+            waiting, arrived = waiting.take(torch.arange(0)), waiting.followed_by(arrived)
         labels, seen = self._count(arrived)
         by_class: dict[str, Any] = {"labels": labels, "seen": seen, "classes": self._classes}
         rows = None
@@ -236,14 +261,17 @@ class GradientMatching(Memory):
         elif candidates is None:
             options: dict[str, Any] = {"labels": labels, "prepared": prepared, "progress": self.progress}
             target, candidates = gather(embedding, arrived.inputs, arrived.targets, rows, **options)
-        elif len(candidates) != len(arrived):
-            raise ValueError(f"candidates must be those of the {len(arrived)} examples, got {len(candidates)}")
         else:
             target = candidates.sum() if labels is None else sums_by_class(candidates, labels)
             candidates = candidates if rows is None else taken(candidates, rows)
+        places = torch.arange(len(arrived)) if rows is None else rows
+        if len(waiting):
+            others = embedding.dictionary(waiting.inputs, waiting.targets, prepared=prepared)
+            target, candidates = target + others.sum(), Joined(others, candidates)
+            places = torch.cat([torch.arange(len(waiting)), len(waiting) + places])
+            arrived = waiting.followed_by(arrived)
         if seen is not None and labels is not None:
             target = seen.spread(target, Tally.of(labels))
-        places = torch.arange(len(arrived)) if rows is None else rows
         if len(held):
             kept = {name: self._state[name].to(target.device) for name in ("target", "embeddings")}
             before = self._seen_classes()
@@ -252,11 +280,10 @@ class GradientMatching(Memory):
             candidates = Joined(InMemory(kept["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
             places = torch.cat([torch.arange(len(held)), len(held) + places])
         targets = torch.cat([held.targets, arrived.targets]).cpu()
-        count = arrivals.count if arrivals else len(arrived)
-        coreset = self._pursue(candidates, targets[places], target, count, seen)
+        coreset = self._pursue(candidates, targets[places], target, self.seen + count, seen, self.capacity - room)
         chosen, order = coreset.indices.cpu().sort()
         if seen is not None or get_loss(embedding.loss) is cross_entropy:
-            everybody = torch.cat([held.targets, arrivals.classes]).cpu() if arrivals else targets
+            everybody = torch.cat([targets, arrivals.classes.cpu()]) if arrivals else targets
             warn_of_lost_classes(everybody, targets[places[chosen]])
         self._prepared = prepared
         state = {"target": target, "embeddings": candidates.rows(chosen)}
@@ -265,16 +292,41 @@ class GradientMatching(Memory):
             state |= {"classes": seen.classes, "counts": seen.counts}
         return Choice(places[chosen], coreset.weights.cpu()[order], {**state, **prepared.tensors})
 
-    def _pursue(self, candidates: Dictionary, targets: Tensor, target: Tensor, n: int, seen: Tally | None) -> Coreset:
-        """Choose out of candidates with these targets, after n more examples; all of them while there is room."""
-        count = self.seen + n
+    def _room(self, n: int) -> int:
+        """How many places are left free after a choice for which n examples came: some, if they come a few at a time.
+
+        So that not each of many small updates must choose anew. None are where picks are to be the paper's, or classes
+        have weights and places of their own.
+        """
+        patient = self._pursuit["rule"] == "least-squares" and not self._pursuit["exact"] and self._classes == (None, 0)
+        room = self.capacity // ROOM
+        return room if patient and n <= room else 0
+
+    def _divided(self, held: Batch) -> tuple[Batch, Batch]:
+        """What has been chosen, and what came since and waits for the next choice."""
+        waiting = int(self._state.get("waiting", 0))
+        places = torch.arange(len(held))
+        return held.take(places[: len(held) - waiting]), held.take(places[len(held) - waiting :])
+
+    def _let_wait(self, held: Batch, arrived: Batch, embedding: GradientEmbedding, prepared: Prepared) -> Choice:
+        """Keep all that arrived with weight one, without a look at its gradients until the next choice."""
+        embedding.check(arrived.inputs, arrived.targets, prepared)
+        self._prepared = prepared
+        state = {"error": torch.zeros((), dtype=torch.float64), **prepared.tensors, **self._state}
+        state["waiting"] = self._state.get("waiting", torch.tensor(0)) + len(arrived)
+        return Choice(torch.arange(len(held) + len(arrived)), torch.cat([held.weights, arrived.weights]), state)
+
+    def _pursue(
+        self, candidates: Dictionary, targets: Tensor, target: Tensor, count: int, seen: Tally | None, places: int
+    ) -> Coreset:
+        """Choose out of candidates with these targets, after so many examples; all of them while there is room."""
         if count <= self.capacity:
             indices = torch.arange(len(candidates))
             weights = torch.ones(len(candidates))
             if seen is not None:
                 weights = seen.factors(self._classes[0])[seen.places(targets.long())]
             return Coreset(indices, weights, 0.0)
-        size, options = min(self.capacity, len(candidates)), {**self._pursuit, "progress": self.progress}
+        size, options = min(places, len(candidates)), {**self._pursuit, "progress": self.progress}
         if seen is None:
             return pursue(candidates, size, target=target, count=count, **options)
         return pursue_classes(candidates, targets.long(), size, seen, target, self._classes, **options)
@@ -292,7 +344,9 @@ class GradientMatching(Memory):
             return None
         return Tally(self._state["classes"].cpu(), self._state["counts"].cpu())
 
-    def _ready(self, arrived: Batch, embedded: bool, arrivals: Arrivals | None) -> tuple[GradientEmbedding, Prepared]:
+    def _ready(
+        self, arrived: Batch, embedded: bool = False, arrivals: Arrivals | None = None
+    ) -> tuple[GradientEmbedding, Prepared]:
         """The embedding and what was decided on the first examples of the stream, which may be these."""
         embedding, prepared = self._known()
         if prepared is None and embedded:

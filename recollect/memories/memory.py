@@ -322,6 +322,9 @@ def _as_sample(batch: Batch) -> Sample:
 
 def _kept(held: Batch, arrived: Batch, choice: Choice) -> Batch:
     """The chosen examples, copied out of both without joining them."""
+    if len(choice.indices) == len(held) + len(arrived):
+        kept = held.followed_by(arrived)  # all of them: many small updates end here
+        return Batch(kept.inputs, kept.targets, choice.weights.to(kept.targets.device, torch.float32), kept.ids)
     first = choice.indices < len(held)
     kept = held.take(choice.indices[first]).followed_by(arrived.take(choice.indices[~first] - len(held)))
     return Batch(kept.inputs, kept.targets, choice.weights.to(kept.targets.device, torch.float32), kept.ids)
