@@ -1,5 +1,7 @@
-"""Progress bars with the time left, silent where nobody watches."""
+"""Progress with the time left: a bar where somebody watches, a line now and then in a log."""
 
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -24,9 +26,36 @@ class _RichBar(Bar):
         self._progress.advance(self._task, steps)
 
 
+EVERY = 30.0
+"""Seconds between lines, where there is no terminal."""
+
+
+class _Lines(Bar):
+    """Says now and then how far it is; nothing of what is over soon."""
+
+    def __init__(self, description: str, total: int | None) -> None:
+        self._description, self._total, self._done = description, total, 0.0
+        self._start = self._last = time.monotonic()
+
+    def advance(self, steps: float = 1) -> None:
+        self._done += steps
+        now = time.monotonic()
+        if now - self._last < EVERY:
+            return
+        from recollect.terminal import lasting
+
+        self._last = now
+        told = f"{self._done:,.0f} so far"
+        if self._total:
+            share = min(self._done / self._total, 1.0)
+            left = (now - self._start) * (1 - share) / share if share else 0.0
+            told = f"{share:.0%}, about {lasting(left)} left"
+        print(f"{self._description}: {told}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress_bar(description: str, total: int | None, *, show: bool = True) -> Iterator[Bar]:
-    """A bar on standard error, or in a notebook, for `total` steps; nothing at all where nobody watches.
+    """A bar on standard error, or in a notebook, for `total` steps; in a log, a line every half minute.
 
     Example:
         >>> with progress_bar("choosing", total=2, show=False) as bar:
@@ -49,7 +78,7 @@ def progress_bar(description: str, total: int | None, *, show: bool = True) -> I
     # In a notebook rich draws by way of ipywidgets, and warns at every step where there are none.
     watched = find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
     if not watched:
-        yield Bar()
+        yield _Lines(description, total)
         return
     columns = (
         TextColumn("{task.description}"),

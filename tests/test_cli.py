@@ -1,4 +1,5 @@
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -32,7 +33,8 @@ def test_the_demo_prints_a_table_and_saves_a_picture(tmp_path: Path) -> None:
     for memory in ("gradient matching", "clustering", "herding", "reservoir"):
         assert memory in result.stdout
     assert "picture.png" in result.stdout
-    assert result.stderr == ""  # no progress bar where nobody watches
+    for line in result.stderr.splitlines():  # where nobody watches, a line every half minute
+        assert re.fullmatch(r"learning digits: \d+%, about .* left", line)
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -51,7 +53,10 @@ def test_bad_input_gets_exit_code_2_and_one_line(
     assert_refused(arguments, message, capsys)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"]])
+COMMANDS = ("demo", "columns", "select", "init", "set", "update", "export", "inspect", "recover", "run", "reproduce")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
 def test_help_and_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -219,3 +224,26 @@ def test_progress_is_shown_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> Non
     with progress_bar("choosing", total=2) as bar:  # without widgets rich would warn, so there is no bar
         bar.advance()
     assert not shown
+
+
+def test_a_log_gets_a_line_now_and_then_with_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("recollect.progress.time.monotonic", lambda: now[0])
+    with progress_bar("choosing", total=1000) as bar:
+        for _ in range(100):
+            now[0] += 1.0
+            bar.advance()
+    assert capsys.readouterr().err.splitlines() == [
+        "choosing: 3%, about 16 minutes left",
+        "choosing: 6%, about 16 minutes left",
+        "choosing: 9%, about 15 minutes left",
+    ]
+
+
+def test_bars_within_bars_are_shown_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rich.console.Console, "is_terminal", True)
+    with progress_bar("all", total=2) as outer, progress_bar("one", total=1) as inner:
+        inner.advance()
+        outer.advance()

@@ -811,6 +811,172 @@ def test_globs_name_each_file_once(tmp_path: Path) -> None:
     assert [path.name for path in found] == ["b.csv", "a.csv", "c.parquet"]
 
 
+# No dead ends
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_store_that_has_taken_nothing_can_be_mended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, path = tmp_path / "s", save(make_table(), tmp_path / "a.parquet")
+    make_store(store, target="sold", memory="reservoir")
+    assert run("update", store, path) == 2
+    assert "the target must be one of" in one_line(capsys)
+    assert run("set", store, "--target", "bought", "--ignore", "x", "--size", 7) == 0
+    assert run("set", store, "--ignore", "age", "--as", "code=number", "--decimal", ".") == 0
+    settings = Store(store).settings
+    assert (settings.target, settings.size, settings.ignore) == ("bought", 7, ("x", "age"))
+    assert settings.kinds == {"code": "number"} and settings.reading.decimal == "."
+    assert run("update", store, path) == 0
+    capsys.readouterr()
+    before = files_of(store)
+    assert run("set", store, "--ignore", "day") == 2
+    assert "must stay as they are, as it has taken in files" in one_line(capsys)
+    assert files_of(store) == before
+    assert run("init", store, "--target", "bought", "--size", 5) == 2
+    assert "must be new or have taken in nothing" in one_line(capsys)
+    assert files_of(store) == before
+
+
+def test_init_works_over_what_a_failed_start_left(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    make_store(store)
+    (store / "generation-000001").mkdir()  # of a first update that was killed
+    (store / "store.json").write_bytes(b"{")
+    assert run("init", store, "--target", "bought", "--size", 5, "--memory", "reservoir") == 0
+    assert run("update", store, save(make_table(), tmp_path / "a.parquet")) == 0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").touch()
+    assert run("init", tmp_path / "other", "--target", "bought", "--size", 5) == 2
+
+
+def test_columns_may_be_called_weight_and_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = make_table().append_column("weight", pa.array([1.5] * 120)).append_column("row", pa.array(["a", "b"] * 60))
+    path, output = save(table, tmp_path / "a.parquet"), tmp_path / "out.parquet"
+    asked = ("select", path, "--target", "bought", "--size", 9, "--memory", "reservoir", "-o", output)
+    assert run(*asked) == 0
+    assert "places are in 'recollect_row', weights in 'recollect_weight'" in capsys.readouterr().out
+    chosen = pyarrow.parquet.read_table(output)
+    assert chosen.column_names == [*table.column_names, "recollect_row", "recollect_weight"]
+    assert chosen.select(table.column_names).equals(table.take(chosen.column("recollect_row")))
+    assert run(*asked, "--weight-name", "w", "--quiet") == 0
+    assert pyarrow.parquet.read_table(output).column_names[-1] == "w"
+    assert run(*asked, "--weight-name", "color") == 2
+    assert "must have a name of its own, got 'color'" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda t: t.drop_columns(["color"]), "color"),
+        (lambda t: t.append_column("extra", pa.array([1] * 120)), "extra"),
+        (lambda t: t.set_column(0, "x", pa.array(["word"] * 120)), "x"),
+        (lambda t: t.set_column(3, "day", pa.array(["word"] * 120)), "day"),
+    ],
+)
+def test_a_file_that_does_not_fit_can_be_taken_without_the_column(
+    tmp_path: Path, change: Any, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store(tmp_path / "s", memory="sliding-window")
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    path = save(change(make_table(seed=1)), tmp_path / "b.parquet")
+    assert run("update", store.folder, path) == 2
+    assert f"--ignore {name}" in one_line(capsys)
+    assert run("update", store.folder, path, "--ignore", name) == 0
+    rows = store.load().rows
+    assert rows.schema.names == make_table().schema.names and "extra" not in rows.schema.names
+    assert name == "extra" or rows.column(name).null_count == 20
+    assert run("update", store.folder, path, "--ignore", "bought", "--force") == 2
+
+
+def test_rows_that_cannot_be_taken_are_left_out_and_counted_if_asked_for(tmp_path: Path, capsys: Any) -> None:
+    store = make_store(tmp_path / "s", classes=3, memory="sliding-window")
+    store.update([save(make_table(), tmp_path / "a.csv")])
+    labels = pa.array(["yes", "maybe", None, "never"] * 30)
+    path = save(make_table(seed=1).set_column(5, "bought", labels), tmp_path / "b.csv")
+    assert run("update", store.folder, path) == 2
+    assert "got 30 missing: pass --drop-missing-target" in one_line(capsys)
+    assert run("update", store.folder, path, "--drop-missing-target") == 2
+    assert "room for 3 classes, got 4: pass --skip-bad-rows" in one_line(capsys)
+    assert run("update", store.folder, path, "--drop-missing-target", "--skip-bad-rows", "--json") == 0
+    [told] = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["skipped"], told["unlabelled"]) == (60, 30, 30)
+    assert told["seen"] == 180 and store.load().memory.seen == 180
+
+
+def test_a_class_that_loses_all_rows_is_said_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_store(tmp_path / "s", memory="sliding-window")
+    paths = [
+        save(make_table(seed=i).set_column(5, "bought", pa.array(names * 60)), tmp_path / f"{i}.csv")
+        for i, names in enumerate((["rare", "a"], ["a", "b"]))
+    ]
+    assert run("update", store.folder, paths[0]) == 0
+    assert "no row is kept" not in capsys.readouterr().out
+    assert run("update", store.folder, paths[1]) == 0
+    assert "no row is kept of the class 'rare'; --min-per-class 1" in capsys.readouterr().out
+    assert run("inspect", store.folder) == 0
+    assert "no row is kept of the class 'rare'" in capsys.readouterr().out
+
+
+def test_rare_rows_are_kept_if_asked_for(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rare = np.arange(1005) % 100 == 50
+    table = pa.table({"x": rng.normal(size=1005) + 8 * rare, "z": rng.normal(size=1005), "y": np.where(rare, "r", "c")})
+    path = save(table, tmp_path / "a.parquet")
+    for option in (("--min-per-class", 3), ("--class-weight", "balanced")):
+        store = tmp_path / str(option[1])
+        assert run("init", store, "--target", "y", "--size", 15, *option) == 0
+        assert run("update", store, path) == 0
+        assert Store(store).load().rows.column("y").to_pylist().count("r") >= 3
+    for wrong in (
+        ("--class-weight", "heavy"),
+        ("--min-per-class", -1),
+        ("--min-per-class", 2, "--memory", "reservoir"),
+    ):
+        assert run("init", tmp_path / "t", "--target", "y", "--size", 15, *wrong) == 2
+
+
+def test_a_dry_run_shows_the_columns_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = save(make_table(), tmp_path / "a.csv")
+    before = sorted(tmp_path.iterdir())
+    for command in (("select", path), ("init", tmp_path / "s", path)):
+        assert run(*command, "--target", "bought", "--size", 5, "--dry-run", "--json") == 0
+        account = json.loads(capsys.readouterr().out)
+        assert account["files"] == {"a.csv": "csv with commas"} and account["rows"] == 120
+        assert run(*command, "--target", "bought", "--size", 5, "--dry-run") == 0
+        assert "category" in capsys.readouterr().out
+        assert run(*command, "--target", "sold", "--size", 5, "--dry-run") == 2
+        assert "must be one of" in one_line(capsys)
+    assert sorted(tmp_path.iterdir()) == before
+    assert run("select", path, "--target", "bought", "--size", 5) == 2
+    assert "pass --output" in one_line(capsys)
+    assert run("init", tmp_path / "s", path, "--target", "bought", "--size", 5) == 0
+    assert Store(tmp_path / "s").number() == 0
+
+
+def test_the_account_is_kept_with_the_store_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("id;preis;ja\n" + "".join(f"{i};{i % 7},5;{i % 2}\n" for i in range(1, 61)))
+    store = make_store(tmp_path / "s", target="ja", memory="reservoir")
+    assert run("update", store.folder, tmp_path / "a.csv") == 0
+    told = capsys.readouterr().out
+    assert "a.csv: read as csv with semicolons" in told and "preis: decimal comma" in told
+    assert "not looked at: id (row numbers)" in told
+    account = Store(store.folder).load().account
+    assert account.files == {"a.csv": "csv with semicolons"} and account["preis"].features == 1
+    assert run("inspect", store.folder, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [column["kind"] for column in found["columns"]] == ["ignored", "number", "target"]
+    assert found["files"][0]["read_as"] == "csv with semicolons"
+    output = tmp_path / "out.parquet"
+    assert run("export", store.folder, "-o", output) == 0
+    assert pa.types.is_floating(pyarrow.parquet.read_table(output).schema.field("preis").type)
+    assert run("export", store.folder, "-o", tmp_path / "out.csv") == 0
+    assert ",5" in (tmp_path / "out.csv").read_text()  # as it came
+
+
 # Kills
 
 KILLED = """

@@ -28,9 +28,9 @@ from recollect.integrations.rows import (
     some,
 )
 from recollect.memories import GradientMatching, Memory
-from recollect.tables.columns import Task
 from recollect.tables.encoding import Drift, Encoding
 from recollect.tables.examining import fit_encoding
+from recollect.tables.kinds import Task
 
 with needed_for("sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, RegressorMixin, clone, is_classifier

@@ -1,8 +1,16 @@
-"""Tables in files: choosing rows once, and a memory of them in a folder."""
+"""Tables in files and frames: choosing rows once, and a memory of them in a folder.
+
+    rc.tables.select(frame, target="label", size=100)           the chosen rows, with their weights
+    rc.tables.columns("rows.csv", target="label")               what each column was read as
+    rc.tables.Store.create("store", rc.tables.Settings("label", 100)).update(["monday.csv"])
+
+The commands `recollect select`, `columns`, `init`, `set`, `update`, `export` and `inspect` do the same.
+"""
 
 from recollect.tables.account import Account
 from recollect.tables.encoding import Encoding
 from recollect.tables.examining import fit_encoding
+from recollect.tables.frames import columns, select
 from recollect.tables.memory import TABLE_MEMORIES, Settings, TableMemory, load_network, parse_bytes
 from recollect.tables.reading import Reading, find_files, pieces
 from recollect.tables.selecting import export_table, select_rows
@@ -20,12 +28,14 @@ __all__ = [
     "Store",
     "TableMemory",
     "Update",
+    "columns",
     "export_table",
     "find_files",
     "fit_encoding",
     "load_network",
     "parse_bytes",
     "pieces",
+    "select",
     "select_rows",
     "write_table",
 ]

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from recollect.tables.columns import Task
+from recollect.tables.kinds import Task
 from recollect.terminal import cell, counted
 
 
@@ -71,24 +72,30 @@ class Account:
         for how, names in _grouped(self.files).items():
             if how not in PLAIN:
                 yield f"{_listed(names)}: read as {how}"
-        notes = {c.name: c.note for c in self.columns if c.kind in ("number", "date", "target") and c.note}
+        notes = {c.name: c.note for c in self.columns if c.kind in ("number", "date") and c.note}
+        notes |= {c.name: c.note for c in self.columns if c.kind == "target" and "," in c.note}
         for note, names in _grouped(notes).items():
             yield f"{_listed(names)}: {note}"
+        looked_at = [c for c in self.columns if c.kind in ("number", "date", "category")]
+        if missing := [f"{c.name} {c.missing:,}" for c in looked_at if c.missing]:
+            yield f"missing values: {_listed(missing)}"
         if aside := [f"{c.name} ({c.note.removesuffix(': set aside')})" for c in self.aside]:
             yield f"not looked at: {_listed(aside)}; --as NAME=KIND takes a column in"
 
     def table(self) -> Table:
         """For a terminal."""
         about = [counted(self.features, "feature"), self.task]
-        table = Table(title=", ".join([counted(self.rows, "row"), *about] if self.rows else about))
+        title = ", ".join([counted(self.rows, "row"), *about] if self.rows else about)
+        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left")
         for name, side in _HEADINGS.items():
-            table.add_column(name, justify=side, overflow="fold")  # type: ignore[arg-type]
+            folds = name in ("column", "such as, and what to know")
+            table.add_column(name, justify=side, overflow="fold", no_wrap=not folds)  # type: ignore[arg-type]
         for column in self.columns:
-            distinct = "" if column.distinct is None else f"{column.distinct:,}"
-            numbers = (f"{column.values:,}", f"{column.missing:,}" if column.missing else "", distinct)
-            examples = cell(", ".join(column.examples))
-            features = str(column.features or "")
-            table.add_row(cell(column.name), column.kind, *numbers, examples, features, cell(column.note))
+            counts = [column.values, column.missing, column.distinct, column.features]
+            examples = [", ".join(column.examples[:2]), column.note]
+            numbers = [f"{count:,}" if count else "" for count in counts]
+            told = "\n".join(cell(text) for text in examples if text)
+            table.add_row(cell(column.name), column.kind, *numbers, told)
         return table
 
 
@@ -114,7 +121,6 @@ _HEADINGS = {
     "values": "right",
     "missing": "right",
     "different": "right",
-    "such as": "left",
     "features": "right",
-    "note": "left",
+    "such as, and what to know": "left",
 }

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recollect.tables.columns import MOST_CLASSES, MOST_ENCODED, Column, Task
 from recollect.tables.dates import DateForm, parse_dates, typed_seconds
+from recollect.tables.kinds import MOST_CLASSES, MOST_ENCODED, Column, Task
 from recollect.tables.values import (
     NumberForm,
     class_names,

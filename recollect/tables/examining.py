@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from recollect.tables.account import Account
-from recollect.tables.columns import MOST_CLASSES, Column, Task
 from recollect.tables.encoding import Encoding, missing_target
+from recollect.tables.kinds import MOST_CLASSES, Column, Task
 from recollect.tables.summaries import KINDS, Read, Summary
 from recollect.tables.values import NumberForm
 from recollect.terminal import counted

@@ -4,6 +4,7 @@ import importlib
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -18,17 +19,19 @@ from torch import Tensor, nn
 
 from recollect import models
 from recollect.checks import check_count, check_seed
-from recollect.classes import check_classes
+from recollect.classes import LostClassWarning, check_classes
 from recollect.embedding import MakeModel
 from recollect.memories import ClassBalanced, Clustering, GradientMatching, Memory, Reservoir, SlidingWindow
 from recollect.progress import Bar, progress_bar
 from recollect.tables.account import Account
-from recollect.tables.columns import Task
 from recollect.tables.encoding import Drift, Encoding
 from recollect.tables.examining import Examined, examine
+from recollect.tables.kinds import Task
 from recollect.tables.reading import Reading, Source, pieces, recognise
 from recollect.tables.summaries import KINDS
+from recollect.tables.timing import LONG, expected_seconds
 from recollect.tables.values import class_names
+from recollect.terminal import lasting
 
 TABLE_MEMORIES: dict[str, type[Memory]] = {
     "recollect": GradientMatching,
@@ -189,11 +192,26 @@ class TableMemory:
         """An empty memory for tables like these; nothing but these will come if all is known."""
         known = recognised(sources, settings.reading)
         schema, found = examine_files(settings, known, progress=progress)
+        files = {Path(source.name).name: str(source.dialect) for source in known}
+        return cls.for_examined(settings, schema, found, files, make_network, all_known=all_known, progress=progress)
+
+    @classmethod
+    def for_examined(
+        cls,
+        settings: Settings,
+        schema: pa.Schema,
+        found: Examined,
+        files: dict[str, str],
+        make_network: MakeNetwork | None = None,
+        *,
+        all_known: bool = False,
+        progress: bool = False,
+    ) -> "TableMemory":
+        """The same, for rows that were looked at already."""
         encoding = found.encoding(drop_missing_target=settings.reading.drop_missing_target)
         if all_known and settings.classes is None and len(encoding.classes) > 1:
             settings = replace(settings, classes=len(encoding.classes))
-        account = found.account({Path(source.name).name: str(source.dialect) for source in known})
-        return cls(settings, schema, encoding, account, make_network, progress=progress)
+        return cls(settings, schema, encoding, found.account(files), make_network, progress=progress)
 
     def _make_memory(self, make_network: MakeNetwork | None) -> Memory:
         settings, kind = self.settings, TABLE_MEMORIES[self.settings.memory]
@@ -221,12 +239,15 @@ class TableMemory:
         """What the gradients are those of."""
         return partial(make_network or models.mlp, self.encoding.n_features, self.outputs)
 
-    def take(self, tables: Iterable[pa.Table], total: int | None = None) -> Taken:
+    def take(
+        self, tables: Iterable[pa.Table], total: int | None = None, say: Callable[[str], None] = lambda text: None
+    ) -> Taken:
         """Take in rows and choose anew. If that fails this object is of no more use; nothing else is touched.
 
         Args:
             tables: the rows, in the columns of the first file.
             total: how many rows there will be, if that is known; only for showing how far it is.
+            say: told how long it will take, if it takes long.
         """
         taken = Taken()
         start = time.perf_counter()
@@ -237,6 +258,8 @@ class TableMemory:
             for block in _blocks(tables, rows, most * _ROW_BYTES):
                 usable, features, targets = self._encode(block, taken)
                 taken.reading_seconds = time.perf_counter() - start - taken.seconds
+                if not taken.rows and total is not None:
+                    self._announce(features, targets, total, rows, say)
                 before = time.perf_counter()
                 if usable.num_rows:
                     first, ids = self.memory.seen, self.memory.batch.ids if len(self.memory) else torch.empty(0).long()
@@ -252,6 +275,15 @@ class TableMemory:
         taken.lost = self.lost()
         return taken
 
+    def _announce(self, features: Tensor, targets: Tensor, total: int, rows: int, say: Callable[[str], None]) -> None:
+        memory = self.memory
+        if total < LONG or not isinstance(memory, GradientMatching) or memory.embedding is None or not len(targets):
+            return
+        seconds = expected_seconds(
+            memory.embedding.make_model, self.loss, features, targets, rows=total, block=rows, size=memory.capacity
+        )
+        say(f"{total:,} rows will take about {lasting(seconds)}")
+
     def lost(self) -> list[str]:
         """The classes that were seen and of which no row is kept."""
         if self.encoding.task == "regression" or not len(self.memory):
@@ -261,7 +293,9 @@ class TableMemory:
 
     def _update(self, features: Tensor, targets: Tensor) -> None:
         try:
-            self.memory.update(features, targets)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", LostClassWarning)  # which is told by name, with what there was
+                self.memory.update(features, targets)
         except (RuntimeError, TypeError, AttributeError) as error:
             if self.settings.model is None:
                 raise

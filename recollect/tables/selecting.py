@@ -32,19 +32,22 @@ def select_rows(
     held = TableMemory.for_files(settings, known, make_network, all_known=True, progress=progress)
     skipped = Skipped()
     rows = (conform(piece, held.schema, source) for source in known for piece in pieces(source, skipped))
-    taken = held.take(rows, held.account.rows)
+    taken = held.take(rows, held.account.rows, say)
     taken.skipped += skipped.rows
     return held, taken
 
 
 def export_table(held: TableMemory, output: Path) -> int:
     """Write the chosen rows with their weights, in the format of the file's ending; returns how many."""
-    table = held.table()
-    if output.suffix.lower() != ".csv":
-        table = _typed(table, held.encoding)
+    table = held.table() if output.suffix.lower() == ".csv" else typed_table(held)
     with replacing(output) as file:
         write_table(table, output, file)
     return int(table.num_rows)
+
+
+def typed_table(held: TableMemory) -> pa.Table:
+    """The chosen rows with their weights, and numbers where the text was numbers."""
+    return _typed(held.table(), held.encoding)
 
 
 def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:

@@ -41,7 +41,7 @@ from recollect.memories import GradientMatching, load_memory
 from recollect.tables.account import Account
 from recollect.tables.encoding import Encoding
 from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform
-from recollect.tables.reading import Reading, Skipped, Source, content_hash, opened, pieces
+from recollect.tables.reading import Reading, Skipped, Source, content_hash, known_rows, opened, pieces
 
 FORMAT = "recollect store"
 VERSION = 3
@@ -311,8 +311,8 @@ class Store:
             make_network: the user's own network, if the store was made for one.
             force: take in a file again that was taken before.
             wait: for another update to end; else that is an error.
-            say: told when waiting.
-            progress: show progress bars in a terminal.
+            say: told when waiting, and how long it will take, if it takes long.
+            progress: show progress bars in a terminal, and a line every half minute elsewhere.
         """
         if (self.settings.model is None) != (make_network is None):
             raise ValueError(
@@ -323,7 +323,7 @@ class Store:
         reading = (reading or Reading()).over(self.settings.reading)
         with self._locked(wait, say), ExitStack() as stack:
             return [
-                self._update_one(source, reading, tuple(ignore), make_network, force, progress)
+                self._update_one(source, reading, tuple(ignore), make_network, force, progress, say)
                 for file in files
                 for source in _opened(file, reading, stack)
             ]
@@ -336,6 +336,7 @@ class Store:
         make_network: MakeNetwork | None,
         force: bool,
         progress: bool,
+        say: Callable[[str], None],
     ) -> Update:
         started, name = source.path.stat(), Path(source.name).name
         digest = content_hash(source.path)
@@ -356,7 +357,7 @@ class Store:
         _check_ignored(ignore, held, source)
         first, skipped = held.memory.seen, Skipped()
         rows = (conform(piece, held.schema, source, ignore) for piece in pieces(source, skipped))
-        taken = held.take(rows, held.account.rows if not files else None)
+        taken = held.take(rows, known_rows(source) if files else held.account.rows, say)
         taken.skipped += skipped.rows
         ended = source.path.stat()
         if (started.st_size, started.st_mtime_ns) != (ended.st_size, ended.st_mtime_ns):

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recollect.tables.account import Described
-from recollect.tables.columns import MOST_CATEGORIES, MOST_CLASSES, MOST_ENCODED, Column, Kind, Task
 from recollect.tables.dates import GUESSED, DateForm, is_ambiguous, may_be_dates, parse_dates, typed_seconds
+from recollect.tables.kinds import MOST_CATEGORIES, MOST_CLASSES, MOST_ENCODED, Column, Kind, Task
 from recollect.tables.values import (
     NumberForm,
     class_names,

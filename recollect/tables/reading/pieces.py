@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet
 
 from recollect.tables.reading.arrays import read_npz
 from recollect.tables.reading.columnar import read_arrow, read_parquet
@@ -44,7 +45,7 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
                 _check_names(source, schema)
             if piece.num_rows:
                 rows += piece.num_rows
-                yield retyped(piece, _plain)
+                yield retyped(piece, plain)
     except UnreadableError:
         raise
     except MemoryError:
@@ -60,6 +61,16 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
         raise UnreadableError(f"{source.name!r} must hold at least one row, got none")
 
 
+def known_rows(source: Source) -> int | None:
+    """How many rows a file says that it has; None if it does not say. Only for showing how far it is."""
+    if source.dialect.format != "parquet":
+        return None
+    try:
+        return int(pyarrow.parquet.read_metadata(source.path).num_rows)
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+
+
 def retyped(table: pa.Table, change: Callable[[str, pa.ChunkedArray], pa.ChunkedArray]) -> pa.Table:
     """The same table with columns in other types, and all else as it was."""
     columns = [change(name, column) for name, column in zip(table.schema.names, table.columns, strict=True)]
@@ -67,14 +78,17 @@ def retyped(table: pa.Table, change: Callable[[str, pa.ChunkedArray], pa.Chunked
     return pa.table(columns, schema=pa.schema(fields, table.schema.metadata))
 
 
-def _plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+def plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The same values in a type that rows can be taken from."""
     kind = column.type
     if pa.types.is_run_end_encoded(kind):
         return pc.run_end_decode(column)
     if pa.types.is_binary_view(kind):
         return column.cast(pa.binary())
-    if pa.types.is_string_view(kind.value_type if pa.types.is_dictionary(kind) else kind):
+    if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):  # as polars has them
+        chunks = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
+        return pa.chunked_array(chunks, pa.string())
+    if pa.types.is_string_view(kind):
         return column.cast(pa.string())
     return column
 

@@ -1,0 +1,216 @@
+"""Choosing rows of frames or files from Python: what comes out is of the kind that went in."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recollect.classes import LostClassWarning
+from recollect.tables.account import Account
+from recollect.tables.examining import Examined, examine
+from recollect.tables.kinds import Task
+from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, examine_files, parse_bytes
+from recollect.tables.reading import Reading, opened, retyped
+from recollect.tables.reading.cutting import cut
+from recollect.tables.reading.pieces import plain
+from recollect.tables.selecting import select_rows, typed_table
+from recollect.terminal import say
+
+
+def select(
+    data: Any,
+    target: str,
+    size: int,
+    *,
+    memory: str = "recollect",
+    task: Task | None = None,
+    ignore: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    class_weight: Literal["balanced"] | None = None,
+    min_per_class: int = 0,
+    weight_name: str | None = None,
+    network: MakeNetwork | None = None,
+    reading: Reading | None = None,
+    seed: int = 0,
+    memory_limit: int | str = "4GB",
+    progress: bool = False,
+) -> Any:
+    """Choose the few rows whose weighted loss gradients add up to those of all, with a column of their weights.
+
+    Columns are understood as by the command `recollect select`: numbers, dates and categories in any of the usual forms
+    are encoded, identifiers and free text are set aside, and all come out as they went in. `columns` shows what is made
+    of each.
+
+    Args:
+        data: a table of pandas, polars or pyarrow; or files: a path, a glob, a folder, an address, or several of these.
+        target: the column to be predicted.
+        size: how many rows to keep.
+        memory: "recollect", "clustering", "reservoir", "class-balanced" or "sliding-window".
+        task: "classification" or "regression"; decided by the target's values if None.
+        ignore: columns that are kept but not looked at.
+        kinds: what columns are, by name, where it is not to be recognised: "number", "date", "date-dmy", "date-mdy",
+            "category" or "ignored".
+        class_weight: None, or "balanced" to let every class count alike.
+        min_per_class: how many rows of each class are kept at least.
+        weight_name: of the column of weights; "weight" by default, "recollect_weight" if there is one of that name.
+        network: builds the network whose gradients are matched, from the numbers of features and of outputs.
+        reading: how files are read, where it is not to be recognised, and whether rows without a target are left out.
+        seed: the same seed gives the same choice.
+        memory_limit: bytes, or text such as "4GB"; more rows than fit are taken in one block after the other.
+        progress: show progress bars.
+
+    Returns:
+        The chosen rows, in their order, as pandas if `data` is pandas (with its index), polars if it is polars, pyarrow
+        if it is pyarrow. Of files, a table of pyarrow as `recollect select` writes it, with the column "row" as well.
+
+    Example:
+        >>> table = pa.table({"x": [float(i % 7) for i in range(60)], "y": ["a", "b"] * 30})
+        >>> chosen = select(table, target="y", size=10)
+        >>> chosen.column_names, chosen.num_rows <= 10
+        (['x', 'y', 'weight'], True)
+    """
+    limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    settings = Settings(
+        target,
+        size,
+        memory,
+        task,
+        tuple(ignore),
+        seed=seed,
+        memory_limit=limit,
+        kinds=dict(kinds or {}),
+        weight_name=weight_name,
+        class_weight=class_weight,
+        min_per_class=min_per_class,
+        reading=reading or Reading(),
+    )
+    if not is_frame(data):
+        with opened(_patterns(data), settings.reading) as sources:
+            held, taken = select_rows(settings, sources, make_network=network, progress=progress, say=_teller(progress))
+        _warn(taken)
+        return typed_table(held)
+    table = retyped(as_table(data), plain)
+    found = _examine(settings, table)
+    held = TableMemory.for_examined(settings, table.schema, found, {}, network, all_known=True, progress=progress)
+    places = np.arange(table.num_rows)
+    if settings.reading.drop_missing_target:
+        places = places[~held.encoding.unlabelled(table)]
+    taken = held.take(cut(table), table.num_rows, _teller(progress))
+    _warn(taken)
+    batch = held.memory.batch
+    return _taken(data, places[batch.ids.numpy()], held.weight_name, batch.weights.double().numpy())
+
+
+def columns(
+    data: Any,
+    target: str | None = None,
+    *,
+    task: Task | None = None,
+    ignore: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    reading: Reading | None = None,
+) -> Account:
+    """What each column of a table or of files is read as, and into how many features it goes.
+
+    Args:
+        data: as for `select`.
+        target: the column to be predicted, if one is known.
+        task: as for `select`.
+        ignore: as for `select`.
+        kinds: as for `select`.
+        reading: as for `select`.
+
+    Example:
+        >>> account = columns(pa.table({"price": ["1.234,50 €", "7,25 €"] * 9, "sold": ["yes", "no"] * 9}), "sold")
+        >>> account["price"].kind, account["price"].note
+        ('number', 'decimal comma, money')
+    """
+    settings = Settings(target or "", 1, "reservoir", task, tuple(ignore), kinds=dict(kinds or {}))
+    if is_frame(data):
+        return _examine(settings, retyped(as_table(data), plain), target is not None).account()
+    with opened(_patterns(data), reading) as sources:
+        _, found = examine_files(settings, sources, target=target is not None)
+        return found.account({Path(source.name).name: str(source.dialect) for source in sources})
+
+
+def is_frame(data: Any) -> bool:
+    """Whether this is a table of pandas, polars or pyarrow."""
+    return isinstance(data, pa.Table) or _library(data) in ("pandas", "polars")
+
+
+def as_table(data: Any) -> pa.Table:
+    """A frame as a table of pyarrow; columns that hold all sorts of things are text."""
+    if isinstance(data, pa.Table):
+        table = data
+    elif _library(data) == "polars":
+        table = (data.collect() if hasattr(data, "collect") else data).to_arrow()
+    else:
+        names = [str(name) for name in data.columns]
+        table = pa.table([_array(data.iloc[:, i]) for i in range(len(names))], names)
+    twice = {name for name in table.column_names if table.column_names.count(name) > 1} if _repeats(table) else set()
+    if twice:
+        raise ValueError(f"columns must have different names, got {sorted(twice)[0]!r} more than once: rename one")
+    if not table.num_rows:
+        raise ValueError("a table must hold at least one row, got none")
+    return table
+
+
+def _repeats(table: pa.Table) -> bool:
+    return len(set(table.column_names)) < len(table.column_names)
+
+
+def _library(data: Any) -> str:
+    return type(data).__module__.partition(".")[0] if type(data).__name__ in ("DataFrame", "LazyFrame") else ""
+
+
+def _array(series: Any) -> pa.Array:
+    try:
+        return pa.Array.from_pandas(series)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return pa.array([None if missing else str(v) for v, missing in zip(series, series.isna(), strict=True)])
+
+
+def _patterns(data: Any) -> list[str]:
+    if isinstance(data, str | Path):
+        return [str(data)]
+    if isinstance(data, Iterable) and not isinstance(data, Mapping):
+        paths = list(data)
+        if paths and all(isinstance(path, str | Path) for path in paths):
+            return [str(path) for path in paths]
+    raise ValueError(f"data must be a table of pandas, polars or pyarrow, or paths of files, got {type(data).__name__}")
+
+
+def _examine(settings: Settings, table: pa.Table, target: bool = True) -> Examined:
+    kinds = {**dict.fromkeys(settings.ignore, "ignored"), **settings.kinds}
+    decimal = settings.reading.decimal
+    return examine(cut(table), settings.target if target else None, task=settings.task, kinds=kinds, decimal=decimal)
+
+
+def _taken(data: Any, rows: NDArray[np.int64], name: str, weights: NDArray[np.float64]) -> Any:
+    """Rows of a frame with their weights, by its own means, so that all else of it stays."""
+    if isinstance(data, pa.Table):
+        return data.take(pa.array(rows)).append_column(name, pa.array(weights))
+    if _library(data) == "polars":
+        import polars
+
+        frame = data.collect() if hasattr(data, "collect") else data
+        return frame[rows].with_columns(polars.Series(name, weights))
+    return data.iloc[rows].assign(**{name: weights})
+
+
+def _warn(taken: Taken) -> None:
+    if taken.lost:
+        warnings.warn(
+            f"each class should keep a row, got none of {', '.join(map(repr, taken.lost[:5]))}: "
+            "pass min_per_class=1 or class_weight='balanced', or keep more",
+            LostClassWarning,
+            stacklevel=3,
+        )
+
+
+def _teller(progress: bool) -> Any:
+    return (lambda text: say(text, err=True)) if progress else (lambda text: None)

@@ -1,0 +1,105 @@
+"""What values of columns mean: numbers and dates in any form, against the plainest possible reading."""
+
+import datetime
+from decimal import Decimal
+
+import hypothesis.strategies as st
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from recollect.tables.dates import parse_dates
+from recollect.tables.encoding import Drift
+from recollect.tables.examining import examine, fit_encoding
+from recollect.tables.values import parse_numbers
+
+
+def texts(*values: str | None) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(values, pa.string())])
+
+
+def written(number: Decimal, group: str, point: str, before: str, after: str) -> str:
+    plain = f"{number:,.2f}".replace(",", "_").replace(".", point).replace("_", group)
+    return f"{before}{plain}{after}"
+
+
+@given(
+    number=st.decimals(-(10**9), 10**9, places=2),
+    style=st.sampled_from([(",", "."), (".", ","), ("", "."), ("", ","), ("'", "."), (" ", ","), ("\u202f", ",")]),
+    around=st.sampled_from([("", ""), ("", " €"), ("$", ""), ("CHF ", ""), ("", "%"), ("", " %"), ("  ", " ")]),
+)
+def test_numbers_are_read_in_any_of_the_usual_forms(
+    number: Decimal, style: tuple[str, str], around: tuple[str, str]
+) -> None:
+    group, point = style
+    text = written(number, group, point, *around).strip()
+    assert parse_numbers(texts(text), "comma" if point == "," else "point").tolist() == [float(number)]
+
+
+@given(day=st.dates(datetime.date(1970, 1, 1), datetime.date(2068, 12, 31)), time=st.times())
+def test_dates_are_read_in_any_of_the_usual_forms(day: datetime.date, time: datetime.time) -> None:
+    clock = time.replace(microsecond=0)
+    moment = datetime.datetime.combine(day, clock)
+    expected = (moment - datetime.datetime(1970, 1, 1)).total_seconds()
+    names = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+    for form, text in {
+        "iso": f"{day} {clock}",
+        "dmy": f"{day.day}.{day.month}.{day.year} {clock}",
+        "mdy": f"{day.month}/{day.day}/{day.year} {clock.hour % 12 or 12}:{clock:%M:%S} {clock:%p}",
+        "named": f"{names[day.month - 1]} {day.day}, {day.year} {clock}",
+        "compact": f"{day:%Y%m%d} {clock}",
+    }.items():
+        assert parse_dates(texts(text), form).tolist() == [expected], (form, text)  # type: ignore[arg-type]
+
+
+def test_no_date_is_no_date() -> None:
+    wrong = ("31.02.2024", "2024-13-01", "0.1.2024", "1.1.1", "99/99/2024", "", None, "word", "2024-01-01 25:61")
+    for form in ("iso", "dmy", "mdy", "named", "compact"):
+        assert np.isnan(parse_dates(texts(*wrong), form)).all()  # type: ignore[arg-type]
+
+
+def kinds(**columns: list[str]) -> dict[str, tuple[str, str]]:
+    n = len(next(iter(columns.values())))
+    table = pa.table({**columns, "y": ["a", "b"] * (n // 2) + ["a"] * (n % 2)})
+    found = examine([table.slice(0, 7), table.slice(7)], "y").account()
+    return {name: (found[name].kind, found[name].note) for name in columns}
+
+
+def test_a_mark_that_one_column_does_not_tell_is_told_by_another() -> None:
+    thousands = [f"{i}.{100 + i}" for i in range(1, 31)]
+    assert kinds(price=thousands)["price"] == ("number", "decimal point")
+    found = kinds(price=thousands, size=[f"{i},5" for i in range(30)])
+    assert found == {"price": ("number", "decimal comma"), "size": ("number", "decimal comma")}
+    found = kinds(price=[f"{i},{100 + i}" for i in range(1, 31)], size=[f"{i}.5" for i in range(30)])
+    assert found["price"] == ("number", "decimal point")  # thousands
+
+
+def test_a_few_stray_values_are_missing_and_many_make_it_text() -> None:
+    column = [str(i * 7 % 50) for i in range(60)]
+    few, many = [*column[:58], "lost", "lost"], [*column[:40], *[f"word {i % 3}" for i in range(20)]]
+    assert kinds(c=few)["c"] == ("number", "2 that are none, such as 'lost', taken as missing")
+    assert kinds(c=many)["c"][0] in ("category", "ignored")
+
+
+def test_later_strays_are_missing_and_told_and_another_column_is_refused() -> None:
+    first = pa.table({"x": [str(i) for i in range(3, 63)], "y": ["a", "b"] * 30})
+    encoding, drift = fit_encoding([first], "y"), Drift()
+    encoding.features(first.set_column(0, "x", pa.array(["odd", "n/a", *["7"] * 58])), drift)
+    assert drift.strays == {"x": 1} and drift.missing == {"x": 1}
+    with pytest.raises(ValueError, match=r"'x' must hold numbers as in the first file, got 'word' and 59 others"):
+        encoding.features(first.set_column(0, "x", pa.array(["word"] * 60)), Drift())
+
+
+def test_what_columns_are_can_be_said() -> None:
+    table = pa.table({"zip": list(range(3, 63)), "day": ["20240131"] * 60, "id": list(range(60)), "y": ["a", "b"] * 30})
+    table = table.set_column(1, "day", pa.array([f"202401{1 + i % 30:02d}" for i in range(60)]))
+    said = {"zip": "category", "day": "date", "id": "number"}
+    found = examine([table], "y", kinds=said).account()
+    assert [found[name].kind for name in said] == ["category", "date", "number"]
+    assert found["zip"].features == 61
+    for wrong in ({"zip": "colour"}, {"nothing": "number"}, {"y": "ignored"}):
+        with pytest.raises(ValueError, match=r"^[^\n]*$"):
+            examine([table], "y", kinds=wrong)
+    with pytest.raises(ValueError, match="must hold dates, got text such as 'a'"):
+        examine([table], None, kinds={"y": "date"})

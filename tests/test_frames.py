@@ -1,0 +1,92 @@
+"""The Python face of tables: what comes out is of the kind that went in."""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import polars
+import pyarrow as pa
+import pytest
+
+import recollect as rc
+
+
+def frame(n: int = 90) -> pandas.DataFrame:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=n)
+    return pandas.DataFrame(
+        {
+            "x": x,
+            "color": pandas.Categorical(rng.choice(["red", "blue"], n)),
+            "when": pandas.Timestamp("2024-01-01") + pandas.to_timedelta(rng.integers(0, 99, n), unit="D"),
+            "customer_id": rng.permutation(10**6)[:n],
+            "y": np.where(x > 0, "yes", "no"),
+        },
+        index=[f"row {i}" for i in range(n)],
+    )
+
+
+def test_pandas_comes_out_as_pandas_with_its_index_and_types() -> None:
+    table = frame()
+    chosen = rc.tables.select(table, target="y", size=12)
+    assert isinstance(chosen, pandas.DataFrame) and len(chosen) <= 12
+    pandas.testing.assert_frame_equal(chosen.drop(columns="weight"), table.loc[chosen.index])
+    assert 60 < chosen["weight"].sum() < 120
+
+
+def test_all_libraries_choose_the_same_rows() -> None:
+    table = frame()
+    numbers = [table.index.get_loc(name) for name in rc.tables.select(table, target="y", size=12).index]
+    arrow = pa.Table.from_pandas(table, preserve_index=False)
+    from_arrow = rc.tables.select(arrow, target="y", size=12)
+    assert from_arrow.drop_columns(["weight"]).equals(arrow.take(numbers))
+    of_polars = polars.from_pandas(table)
+    chosen = rc.tables.select(of_polars, target="y", size=12)
+    assert isinstance(chosen, polars.DataFrame) and chosen.drop("weight").equals(of_polars[numbers])
+    np.testing.assert_allclose(chosen["weight"].to_numpy(), from_arrow.column("weight").to_numpy())
+
+
+def test_files_come_out_as_the_command_writes_them(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "rows.csv", index=False)
+    chosen = rc.tables.select(tmp_path / "rows.csv", target="y", size=12)
+    assert isinstance(chosen, pa.Table) and chosen.column_names[-2:] == ["row", "weight"]
+    assert pa.types.is_floating(chosen.schema.field("x").type)
+    again = rc.tables.select([str(tmp_path / "*.csv")], target="y", size=12)
+    assert again.equals(chosen)
+
+
+def test_rows_without_a_target_are_left_out_and_the_others_keep_their_places() -> None:
+    table = frame()
+    table.loc[table.index[:30], "y"] = None
+    with pytest.raises(ValueError, match="got 30 missing: pass --drop-missing-target"):
+        rc.tables.select(table, target="y", size=12)
+    reading = rc.tables.Reading(drop_missing_target=True)
+    chosen = rc.tables.select(table, target="y", size=12, memory="reservoir", reading=reading)
+    pandas.testing.assert_frame_equal(chosen.drop(columns="weight"), table.loc[chosen.index])
+    assert chosen["y"].notna().all()
+
+
+def test_all_sorts_of_objects_in_a_column_are_text() -> None:
+    table = frame().assign(odd=[1, "two", datetime.date(2024, 1, 1)] * 30)
+    account = rc.tables.columns(table, "y")
+    assert account["odd"].kind == "category" and account["customer_id"].kind == "ignored"
+    assert "odd" in rc.tables.select(table, target="y", size=5, memory="reservoir")
+
+
+def test_a_class_without_rows_is_warned_of_and_kept_if_asked_for() -> None:
+    rng = np.random.default_rng(0)
+    rare = np.arange(505) % 100 == 99
+    table = pa.table({"x": rng.normal(size=505) + 9.0 * rare, "y": np.where(rare, "rare", rng.choice(["a", "b"], 505))})
+    with pytest.warns(rc.LostClassWarning, match="none of 'rare'"):
+        rc.tables.select(table, target="y", size=4, memory="sliding-window")
+    for option in ({"min_per_class": 2}, {"class_weight": "balanced"}):
+        chosen = rc.tables.select(table, target="y", size=20, **option)
+        assert chosen.column("y").to_pylist().count("rare") >= 2
+
+
+@pytest.mark.parametrize("wrong", [3, None, {"x": [1]}, [], [1, 2], pa.table({"x": []}), pandas.DataFrame({"x": []})])
+def test_what_is_no_table_is_refused_in_one_sentence(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        rc.tables.select(wrong, target="x", size=3)

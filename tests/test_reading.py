@@ -1,0 +1,128 @@
+"""Where rows come from and how files are told apart: sources, encodings, delimiters, compression."""
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import fsspec
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from recollect.tables.reading import Reading, Skipped, find_files, opened, pieces, recognise
+
+LINES = [["x", "größe", "y"], ["1,5", "a b", "ja"], ["2,25", "c", "nein"], ["3,0", "ü", "ja"]]
+
+
+def read(path: Path, **said: object) -> pa.Table:
+    return pa.concat_tables(pieces(recognise(path, Reading(**said))))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252"])
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_encodings_and_delimiters_are_recognised(tmp_path: Path, encoding: str, delimiter: str) -> None:
+    path = tmp_path / "rows.txt"
+    text = "\r\n".join(delimiter.join(line) for line in LINES) + "\r\n"
+    path.write_bytes(text.replace("c", "€" if encoding == "cp1252" else "c").encode(encoding))
+    table = read(path)
+    assert table.column_names == LINES[0] and table.column("größe").to_pylist()[2] == "ü"
+    assert table.column("x").to_pylist() == ["1,5", "2,25", "3,0"]  # text as it came
+
+
+def test_what_was_said_wins_over_what_was_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"a;b,c\n1;2,x\n3;4,y\n")
+    assert read(path, delimiter=",").column_names == ["a;b", "c"]
+    assert read(path, delimiter=";").column_names == ["a", "b,c"]
+    path.write_bytes("x,y\n1,\xe9\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"must be in utf-8-sig, got other bytes in line 2: pass another --encoding"):
+        read(path, encoding="utf-8-sig")
+    for said in ({"delimiter": "ab"}, {"decimal": ";"}, {"encoding": "klingon"}, {"format": "doc"}):
+        with pytest.raises(ValueError, match="must be"):
+            Reading(**said)
+
+
+def test_one_wrong_byte_does_not_make_a_text_another_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes("x,y\nä,ö\nü,ß\n".encode() + b"\xe9,1\n")
+    with pytest.raises(ValueError, match=r"must be in utf-8 throughout, got the byte b'\\xe9' in line 4"):
+        read(path)
+    assert read(path, encoding="latin-1").num_rows == 3
+
+
+def test_a_malformed_line_is_named_with_its_number_and_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text('a,b\n1,"two\nlines"\n3,4\n5,6,7\n8,9\n')
+    with pytest.raises(ValueError, match=r"line 5 of .* must have 2 values, one per column, got 3 in '5,6,7'"):
+        read(path)
+    skipped = Skipped()
+    table = pa.concat_tables(pieces(recognise(path, Reading(skip_bad_rows=True)), skipped))
+    assert table.num_rows == 3 and skipped == Skipped(1, "5,6,7")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+@given(
+    rows=st.lists(
+        st.tuples(*[st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), max_size=6)] * 2),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_quoted_text_comes_out_as_it_went_in(tmp_path: Path, rows: list[tuple[str, str]]) -> None:
+    path = tmp_path / "rows.csv"
+    quoted = [[f'"{value.replace(chr(34), chr(34) * 2)}"' for value in row] for row in rows]
+    path.write_text("\n".join(";".join(line) for line in [["a", "b"], *quoted]) + "\n", encoding="utf-8")
+    table = read(path, delimiter=";")
+    found = [tuple(v or "" for v in row.values()) for row in table.to_pylist()]
+    assert found == rows
+
+
+def test_folders_globs_and_addresses_stand_for_their_tables(tmp_path: Path) -> None:
+    (tmp_path / "days" / "more").mkdir(parents=True)
+    for name in ("b.csv", "a.tsv", "more/c.csv.gz", "README.md", ".hidden.csv", "_SUCCESS"):
+        content = b"x,y\n1,a\n"
+        (tmp_path / "days" / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert [path.name for path in find_files([str(tmp_path / "days")])] == ["a.tsv", "b.csv", "c.csv.gz"]
+    with opened([f"file://{tmp_path}/days/b.csv"]) as [source]:
+        assert sum(piece.num_rows for piece in pieces(source)) == 1
+    assert not source.path.exists()  # the copy is gone
+    fsspec.filesystem("memory").pipe("/recollect/rows.csv", b"x,y\n1,a\n2,b\n")
+    with opened(["memory://recollect/rows.csv"]) as [source]:
+        assert sum(piece.num_rows for piece in pieces(source)) == 2
+    for wrong in ("memory://recollect/nothing.csv", "nowhere://a/b.csv", f"file://{tmp_path}/none.csv"):
+        with pytest.raises(ValueError, match=r"^[^\n]*$"), opened([wrong]):
+            pass
+
+
+def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = gzip.compress(b'{"x": 1, "y": "a"}\n{"x": 2, "y": "b"}\n')
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
+    with opened(["-"]) as [source]:
+        assert source.name == "standard input" and str(source.dialect) == "ndjson, unpacked from gzip"
+        assert sum(piece.num_rows for piece in pieces(source)) == 2
+
+
+def test_records_are_read_whatever_their_layout(tmp_path: Path) -> None:
+    rows = [{"x": i, "text": "[{]}" * 9, "y": {"a": [i]}} for i in range(30_000)]
+    for indent in (None, 1):
+        path = tmp_path / "rows.json"
+        path.write_text(json.dumps(rows, indent=indent))
+        assert pa.concat_tables(pieces(path)).to_pylist() == rows
+    for wrong in ("[1, 2]", '[{"x": 1}, {"x": ', '{"x": 1}', "[" * 200 + "]" * 200, '[{"x": ' + "[" * 200, "[]"):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match=r"^[^\n]*$"):
+            list(pieces(path))
+
+
+def test_a_bomb_or_a_lie_in_a_workbook_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.xlsx"
+    path.write_bytes(b"PK\x03\x04 not really")
+    with pytest.raises(ValueError, match="must be a readable table"):
+        read(path)
+    path.write_bytes((Path(__file__).parent / "files" / "sales.xlsx").read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"^[^\n]*$"):
+        read(path)
