@@ -33,8 +33,8 @@ from recollect.tables import (
     select_rows,
     write_table,
 )
+from recollect.tables.conforming import conform
 from recollect.tables.encoding import Drift
-from recollect.tables.memory import conform
 
 
 def make_table(n: int = 120, seed: int = 0, shift: float = 0.0) -> pa.Table:
@@ -496,7 +496,7 @@ def test_an_empty_store_can_be_inspected_and_says_what_to_do(tmp_path: Path, cap
 
 
 def test_files_larger_than_the_limit_are_taken_in_blocks_that_do_not_depend_on_the_format(tmp_path: Path) -> None:
-    settings = Settings("bought", 20, memory_limit=parse_bytes("800MB"))
+    settings = Settings("bought", 20, memory_limit=parse_bytes("720MB"))
     table = make_table(2 * settings.block_rows + 100)
     chosen = []
     for suffix in (".parquet", ".csv"):

@@ -11,9 +11,11 @@ from recollect.tables.account import Account
 from recollect.tables.encoding import Encoding
 from recollect.tables.examining import fit_encoding
 from recollect.tables.frames import columns, select
-from recollect.tables.memory import TABLE_MEMORIES, Settings, TableMemory, load_network, parse_bytes
+from recollect.tables.memory import TableMemory
+from recollect.tables.networks import load_network
 from recollect.tables.reading import Reading, find_files, pieces
 from recollect.tables.selecting import export_table, select_rows
+from recollect.tables.settings import TABLE_MEMORIES, Settings, parse_bytes
 from recollect.tables.store import Recovery, Store, Update
 from recollect.tables.writing import WRITTEN, write_table
 

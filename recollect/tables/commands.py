@@ -34,8 +34,10 @@ from recollect.terminal import Interrupted, counted, say
 
 if TYPE_CHECKING:
     from recollect.tables.account import Account
-    from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken
+    from recollect.tables.memory import TableMemory, Taken
+    from recollect.tables.networks import MakeNetwork
     from recollect.tables.reading import Source
+    from recollect.tables.settings import Settings
     from recollect.tables.store import Update
 
 
@@ -50,7 +52,7 @@ def columns(
     files: Files, target: Annotated[str | None, typer.Option(help="The column to be predicted.")] = None, **options: Any
 ) -> None:
     """Show what each column of tables is read as, and into how many features it goes; nothing is written."""
-    from recollect.tables.memory import examine_files
+    from recollect.tables.conforming import examine_files
     from recollect.tables.reading import opened
 
     settings = settings_of(target or "", 1, options)
@@ -303,7 +305,7 @@ def recover(store: Folder, **options: Any) -> None:
 
 def _examined(settings: "Settings", sources: "list[Source]", options: dict[str, Any]) -> "Account":
     """The account of columns that could be taken in; others are refused."""
-    from recollect.tables.memory import examine_files
+    from recollect.tables.conforming import examine_files
 
     _, found = examine_files(settings, sources, progress=_shown(options))
     found.encoding(drop_missing_target=settings.reading.drop_missing_target)

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from recollect.classes import LostClassWarning
 from recollect.tables.account import Account
+from recollect.tables.conforming import examine_files
 from recollect.tables.examining import Examined, examine
 from recollect.tables.kinds import Task
-from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, examine_files, parse_bytes
+from recollect.tables.memory import TableMemory, Taken
+from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Reading, opened, retyped
 from recollect.tables.reading.cutting import cut
 from recollect.tables.reading.pieces import plain
 from recollect.tables.selecting import select_rows, typed_table
+from recollect.tables.settings import Settings, parse_bytes
 from recollect.terminal import say
 
 

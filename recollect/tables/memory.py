@@ -1,127 +1,35 @@
 """A rehearsal memory of table rows: encodes them, lets a memory choose, and keeps the chosen rows as they came."""
 
-import importlib
-import re
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recollect import models
-from recollect.checks import check_count, check_seed
-from recollect.classes import LostClassWarning, check_classes
+from recollect.classes import LostClassWarning
 from recollect.embedding import MakeModel
-from recollect.memories import ClassBalanced, Clustering, GradientMatching, Memory, Reservoir, SlidingWindow
-from recollect.progress import Bar, progress_bar
+from recollect.memories import ClassBalanced, GradientMatching, Memory
+from recollect.progress import progress_bar
 from recollect.tables.account import Account
+from recollect.tables.conforming import examine_files, recognised
 from recollect.tables.encoding import Drift, Encoding
-from recollect.tables.examining import Examined, examine
-from recollect.tables.kinds import Task
-from recollect.tables.reading import Reading, Source, pieces, recognise
-from recollect.tables.summaries import KINDS
+from recollect.tables.examining import Examined
+from recollect.tables.networks import MakeNetwork
+from recollect.tables.reading import Source
+from recollect.tables.settings import ROW_BYTES, TABLE_MEMORIES, Settings
 from recollect.tables.timing import LONG, expected_seconds
 from recollect.tables.values import class_names
 from recollect.terminal import lasting
 
-TABLE_MEMORIES: dict[str, type[Memory]] = {
-    "recollect": GradientMatching,
-    "clustering": Clustering,
-    "reservoir": Reservoir,
-    "class-balanced": ClassBalanced,
-    "sliding-window": SlidingWindow,
-}
-MakeNetwork = Callable[[int, int], nn.Module]
-
-_EMBEDDING = 10_000  # numbers per row with the library's settings: S = 10 times d = 1000
-_BASE_BYTES = 700_000_000  # the interpreter with its libraries, and what is being read
-_ROW_BYTES = 4096  # for the row itself; wider rows are taken in fewer at a time
-_LEAST_ROWS = 500
 _ROOM = 16  # outputs of the network at least, so that classes may come later
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a memory of table rows is asked to do; fixed when it is made.
-
-    Attributes:
-        target: the column to be predicted.
-        size: how many rows are kept at most.
-        memory: a name of `TABLE_MEMORIES`.
-        task: "classification" or "regression"; decided by the target's values if None.
-        ignore: columns that are kept but not looked at.
-        classes: for how many classes there is room; twice as many as in the first file by default.
-        model: where the user's own network comes from, as "module:function"; the paper's MLP if None.
-        seed: the same seed and files give the same memory.
-        memory_limit: bytes; rows are taken in as many at a time as fit.
-        kinds: what columns are, by name, where it is not to be recognised: one of `KINDS`.
-        weight_name: what the column of weights is called; "weight", or another name if there is one, by default.
-        class_weight: None, or "balanced" to let every class count alike.
-        min_per_class: how many rows of each class are kept at least.
-        reading: how files are read, as far as it is not to be recognised.
-    """
-
-    target: str
-    size: int
-    memory: str = "recollect"
-    task: Task | None = None
-    ignore: tuple[str, ...] = ()
-    classes: int | None = None
-    model: str | None = None
-    seed: int = 0
-    memory_limit: int = 4 * 10**9
-    kinds: dict[str, str] = field(default_factory=dict)
-    weight_name: str | None = None
-    class_weight: Literal["balanced"] | None = None
-    min_per_class: int = 0
-    reading: Reading = field(default_factory=Reading)
-
-    def __post_init__(self) -> None:
-        check_count("size", self.size)
-        check_seed(self.seed)
-        if self.memory not in TABLE_MEMORIES:
-            raise ValueError(f"memory must be one of {', '.join(TABLE_MEMORIES)}, got {self.memory!r}")
-        if self.task not in (None, "classification", "regression"):
-            raise ValueError(f"task must be classification or regression, got {self.task!r}")
-        if self.classes is not None and self.classes < 2:
-            raise ValueError(f"classes must be at least 2, got {self.classes}")
-        for name, kind in self.kinds.items():
-            if kind not in KINDS:
-                raise ValueError(f"a column can be taken as {', '.join(KINDS)}, got {kind!r} for {name!r}")
-        check_classes(self.class_weight, self.min_per_class)
-        if self.memory != "recollect" and (self.class_weight or self.min_per_class):
-            raise ValueError(f"class weights and places need the memory 'recollect', got {self.memory!r}")
-        if self.weight_name == "":
-            raise ValueError("the column of weights must have a name, got an empty one")
-        self.block_rows  # noqa: B018  # says so if the limit is too low
-
-    @property
-    def block_rows(self) -> int:
-        """How many rows are taken in at a time."""
-        chosen = self.size * _EMBEDDING * 28 + 40 * self.size**2  # what choosing keeps of the chosen
-        per_row = _EMBEDDING * 4.5 + _ROW_BYTES
-        rows = int((self.memory_limit - _BASE_BYTES - chosen) / per_row)
-        if self.memory != "recollect":
-            return max(rows, 10_000)
-        if rows < _LEAST_ROWS:
-            least = (_BASE_BYTES + chosen + _LEAST_ROWS * per_row) / 1e9
-            raise ValueError(
-                f"keeping {self.size} rows needs a memory limit of at least {least + 0.05:.1f}GB, "
-                f"got {self.memory_limit / 1e9:.1f}GB: pass a larger --memory-limit or a smaller --size"
-            )
-        return rows
-
-    def as_data(self) -> dict[str, Any]:
-        return {**asdict(self), "ignore": list(self.ignore)}
 
 
 @dataclass
@@ -252,10 +160,10 @@ class TableMemory:
         taken = Taken()
         start = time.perf_counter()
         most = self.settings.block_rows
-        rows = max(1, most * _ROW_BYTES // max(_ROW_BYTES, 4 * self.encoding.n_features))
+        rows = max(1, most * ROW_BYTES // max(ROW_BYTES, 4 * self.encoding.n_features))
         many = self.progress and total is not None and total > rows
         with progress_bar("taking in rows", total or 1, show=many) as bar:
-            for block in _blocks(tables, rows, most * _ROW_BYTES):
+            for block in _blocks(tables, rows, most * ROW_BYTES):
                 usable, features, targets = self._encode(block, taken)
                 taken.reading_seconds = time.perf_counter() - start - taken.seconds
                 if not taken.rows and total is not None:
@@ -356,102 +264,6 @@ def _added_names(schema: pa.Schema, weight: str | None) -> tuple[str, str]:
             name = f"{name}_" if name in schema.names else name
         found.append(name)
     return found[0], found[1]
-
-
-def recognised(sources: Iterable[Path | Source], reading: Reading) -> list[Source]:
-    """Files, and how each is read."""
-    return [source if isinstance(source, Source) else recognise(source, reading) for source in sources]
-
-
-def examine_files(
-    settings: Settings, sources: Sequence[Source], *, target: bool = True, progress: bool = False
-) -> tuple[pa.Schema, Examined]:
-    """The columns of the first file, and what all rows of all files say about them."""
-    with closing(pieces(sources[0])) as first:
-        schema = next(first).schema
-    kinds = {**dict.fromkeys(settings.ignore, "ignored"), **settings.kinds}
-    with progress_bar("looking at columns", None, show=progress) as bar:
-        found = examine(
-            _watched((conform(piece, schema, source) for source in sources for piece in pieces(source)), bar),
-            settings.target if target else None,
-            task=settings.task,
-            kinds=kinds,
-            decimal=settings.reading.decimal,
-        )
-    return schema, found
-
-
-def _watched(tables: Iterable[pa.Table], bar: Bar) -> Iterator[pa.Table]:
-    for table in tables:
-        yield table
-        bar.advance(table.num_rows)
-
-
-def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence[str] = ()) -> pa.Table:
-    """The rows with the columns of the first file; another schema is refused with the column named.
-
-    Args:
-        piece: some rows.
-        schema: the columns of the first file.
-        source: where the rows come from, for the sentence.
-        ignore: columns that may be missing, or be more, or of another type: they are missing values then.
-    """
-    wanted_names, names, what = schema.names, piece.schema.names, repr(str(source))
-    if wanted_names != names:
-        if missing := sorted(set(wanted_names) - set(names) - set(ignore)):
-            raise ValueError(
-                f"{what} must have the column {missing[0]!r} of the first file, which is missing: "
-                f"pass --ignore {missing[0]} to take it as missing values"
-            )
-        if more := sorted(set(names) - set(wanted_names) - set(ignore)):
-            raise ValueError(
-                f"{what} must have the columns of the first file, got {more[0]!r} besides: "
-                f"pass --ignore {more[0]} to leave it out"
-            )
-    columns = []
-    for wanted in schema:
-        if wanted.name in ignore:
-            columns.append(pa.nulls(piece.num_rows, wanted.type))
-            continue
-        column = piece.column(wanted.name)
-        try:
-            columns.append(column if column.type == wanted.type else column.cast(wanted.type))
-        except pa.ArrowException:
-            raise ValueError(
-                f"column {wanted.name!r} of {what} must be {wanted.type} as in the first file, got {column.type}: "
-                f"pass --ignore {wanted.name} to take it as missing values"
-            ) from None
-    return pa.table(columns, schema=schema)
-
-
-def load_network(name: str) -> MakeNetwork:
-    """The user's own function, named as "module:function"; it is given the numbers of features and of outputs."""
-    match = re.fullmatch(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)", name)
-    if match is None:
-        raise ValueError(f"the model must be given as module:function, got {name!r}")
-    sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(match[1]), match[2], None)
-    except ImportError as error:
-        raise ValueError(f"the model's module must import, got {error}") from None
-    finally:
-        sys.path.remove("")
-    if not callable(found):
-        raise ValueError(f"the model must be a function of the module {match[1]}, got no {match[2]!r} there")
-    return found  # type: ignore[no-any-return]
-
-
-def parse_bytes(text: str) -> int:
-    """A number of bytes as people write it.
-
-    Example:
-        >>> parse_bytes("1.5GB"), parse_bytes("512 MiB")
-        (1500000000, 536870912)
-    """
-    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([kmgt]?)(i?)b?\s*", text.lower())
-    if match is None or (match[3] and not match[2]):
-        raise ValueError(f"a memory limit must be written like 4GB or 500MiB, got {text!r}")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** ("kmgt".find(match[2]) + 1 if match[2] else 0))
 
 
 def _blocks(tables: Iterable[pa.Table], rows: int, most_bytes: int) -> Iterator[pa.Table]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from recollect.tables.memory import Settings
     from recollect.tables.reading import Reading
+    from recollect.tables.settings import Settings
 
 Options = dict[str, tuple[Any, Any]]
 
@@ -108,7 +108,7 @@ def _or_none(kind: Any) -> Any:
 
 def settings_of(target: str, size: int, options: dict[str, Any]) -> "Settings":
     """What is asked for, from the options of a command."""
-    from recollect.tables.memory import Settings
+    from recollect.tables.settings import Settings
 
     return Settings(target, size, **_plain(options), reading=reading_of(options))
 
@@ -130,7 +130,7 @@ def reading_of(options: dict[str, Any]) -> "Reading":
 
 
 def _plain(options: dict[str, Any]) -> dict[str, Any]:
-    from recollect.tables.memory import Settings, parse_bytes
+    from recollect.tables.settings import Settings, parse_bytes
 
     known = {field.name for field in fields(Settings)} - {"reading"}
     said = {name: value for name, value in options.items() if name in known}

@@ -9,9 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.files import replacing
+from recollect.tables.conforming import conform, recognised
 from recollect.tables.encoding import Encoding
-from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform, recognised
+from recollect.tables.memory import TableMemory, Taken
+from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Skipped, Source, pieces, retyped
+from recollect.tables.settings import Settings
 from recollect.tables.values import NumberForm, has_codes, parse_numbers
 from recollect.tables.writing import write_table
 

@@ -39,9 +39,12 @@ from recollect.files import (
 from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
 from recollect.tables.account import Account
+from recollect.tables.conforming import conform
 from recollect.tables.encoding import Encoding
-from recollect.tables.memory import MakeNetwork, Settings, TableMemory, Taken, conform
+from recollect.tables.memory import TableMemory, Taken
+from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Reading, Skipped, Source, content_hash, known_rows, opened, pieces
+from recollect.tables.settings import Settings
 
 FORMAT = "recollect store"
 VERSION = 3

@@ -1,0 +1,78 @@
+"""Several files as rows of one kind of table: recognised, looked at, and brought to the columns of the first."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+
+from recollect.progress import Bar, progress_bar
+from recollect.tables.examining import Examined, examine
+from recollect.tables.reading import Reading, Source, pieces, recognise
+from recollect.tables.settings import Settings
+
+
+def recognised(sources: Iterable[Path | Source], reading: Reading) -> list[Source]:
+    """Files, and how each is read."""
+    return [source if isinstance(source, Source) else recognise(source, reading) for source in sources]
+
+
+def examine_files(
+    settings: Settings, sources: Sequence[Source], *, target: bool = True, progress: bool = False
+) -> tuple[pa.Schema, Examined]:
+    """The columns of the first file, and what all rows of all files say about them."""
+    with closing(pieces(sources[0])) as first:
+        schema = next(first).schema
+    kinds = {**dict.fromkeys(settings.ignore, "ignored"), **settings.kinds}
+    with progress_bar("looking at columns", None, show=progress) as bar:
+        found = examine(
+            _watched((conform(piece, schema, source) for source in sources for piece in pieces(source)), bar),
+            settings.target if target else None,
+            task=settings.task,
+            kinds=kinds,
+            decimal=settings.reading.decimal,
+        )
+    return schema, found
+
+
+def _watched(tables: Iterable[pa.Table], bar: Bar) -> Iterator[pa.Table]:
+    for table in tables:
+        yield table
+        bar.advance(table.num_rows)
+
+
+def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence[str] = ()) -> pa.Table:
+    """The rows with the columns of the first file; another schema is refused with the column named.
+
+    Args:
+        piece: some rows.
+        schema: the columns of the first file.
+        source: where the rows come from, for the sentence.
+        ignore: columns that may be missing, or be more, or of another type: they are missing values then.
+    """
+    wanted_names, names, what = schema.names, piece.schema.names, repr(str(source))
+    if wanted_names != names:
+        if missing := sorted(set(wanted_names) - set(names) - set(ignore)):
+            raise ValueError(
+                f"{what} must have the column {missing[0]!r} of the first file, which is missing: "
+                f"pass --ignore {missing[0]} to take it as missing values"
+            )
+        if more := sorted(set(names) - set(wanted_names) - set(ignore)):
+            raise ValueError(
+                f"{what} must have the columns of the first file, got {more[0]!r} besides: "
+                f"pass --ignore {more[0]} to leave it out"
+            )
+    columns = []
+    for wanted in schema:
+        if wanted.name in ignore:
+            columns.append(pa.nulls(piece.num_rows, wanted.type))
+            continue
+        column = piece.column(wanted.name)
+        try:
+            columns.append(column if column.type == wanted.type else column.cast(wanted.type))
+        except pa.ArrowException:
+            raise ValueError(
+                f"column {wanted.name!r} of {what} must be {wanted.type} as in the first file, got {column.type}: "
+                f"pass --ignore {wanted.name} to take it as missing values"
+            ) from None
+    return pa.table(columns, schema=schema)

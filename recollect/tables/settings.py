@@ -1,0 +1,118 @@
+"""What a memory of table rows is asked to do."""
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from recollect.checks import check_count, check_seed
+from recollect.classes import check_classes
+from recollect.memories import ClassBalanced, Clustering, GradientMatching, Memory, Reservoir, SlidingWindow
+from recollect.selection import SHORTLIST
+from recollect.tables.kinds import Task
+from recollect.tables.reading import Reading
+from recollect.tables.summaries import KINDS
+
+TABLE_MEMORIES: dict[str, type[Memory]] = {
+    "recollect": GradientMatching,
+    "clustering": Clustering,
+    "reservoir": Reservoir,
+    "class-balanced": ClassBalanced,
+    "sliding-window": SlidingWindow,
+}
+_EMBEDDING = 10_000  # numbers per row with the library's settings: S = 10 times d = 1000
+_BASE_BYTES = 700_000_000  # the interpreter with its libraries, and what is being read
+ROW_BYTES = 4096
+"""For a row itself, with its features; wider rows are taken in fewer at a time."""
+
+_LEAST_ROWS = 500
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a memory of table rows is asked to do; fixed when it is made.
+
+    Attributes:
+        target: the column to be predicted.
+        size: how many rows are kept at most.
+        memory: a name of `TABLE_MEMORIES`.
+        task: "classification" or "regression"; decided by the target's values if None.
+        ignore: columns that are kept but not looked at.
+        classes: for how many classes there is room; twice as many as in the first file by default.
+        model: where the user's own network comes from, as "module:function"; the paper's MLP if None.
+        seed: the same seed and files give the same memory.
+        memory_limit: bytes; rows are taken in as many at a time as fit.
+        kinds: what columns are, by name, where it is not to be recognised: one of `KINDS`.
+        weight_name: what the column of weights is called; "weight", or another name if there is one, by default.
+        class_weight: None, or "balanced" to let every class count alike.
+        min_per_class: how many rows of each class are kept at least.
+        reading: how files are read, as far as it is not to be recognised.
+    """
+
+    target: str
+    size: int
+    memory: str = "recollect"
+    task: Task | None = None
+    ignore: tuple[str, ...] = ()
+    classes: int | None = None
+    model: str | None = None
+    seed: int = 0
+    memory_limit: int = 4 * 10**9
+    kinds: dict[str, str] = field(default_factory=dict)
+    weight_name: str | None = None
+    class_weight: Literal["balanced"] | None = None
+    min_per_class: int = 0
+    reading: Reading = field(default_factory=Reading)
+
+    def __post_init__(self) -> None:
+        check_count("size", self.size)
+        check_seed(self.seed)
+        if self.memory not in TABLE_MEMORIES:
+            raise ValueError(f"memory must be one of {', '.join(TABLE_MEMORIES)}, got {self.memory!r}")
+        if self.task not in (None, "classification", "regression"):
+            raise ValueError(f"task must be classification or regression, got {self.task!r}")
+        if self.classes is not None and self.classes < 2:
+            raise ValueError(f"classes must be at least 2, got {self.classes}")
+        for name, kind in self.kinds.items():
+            if kind not in KINDS:
+                raise ValueError(f"a column can be taken as {', '.join(KINDS)}, got {kind!r} for {name!r}")
+        check_classes(self.class_weight, self.min_per_class)
+        if self.memory != "recollect" and (self.class_weight or self.min_per_class):
+            raise ValueError(f"class weights and places need the memory 'recollect', got {self.memory!r}")
+        if self.weight_name == "":
+            raise ValueError("the column of weights must have a name, got an empty one")
+        self.block_rows  # noqa: B018  # says so if the limit is too low
+
+    @property
+    def block_rows(self) -> int:
+        """How many rows are taken in at a time.
+
+        All of them are summed up, which needs no place for each, but those that may be chosen are embedded.
+        """
+        if self.memory != "recollect":
+            return max(int((self.memory_limit - _BASE_BYTES) / (_EMBEDDING * 4.5 + ROW_BYTES)), 10_000)
+        chosen = self.size * _EMBEDDING * 28 + 40 * self.size**2  # what choosing keeps of the chosen
+        candidates = SHORTLIST * self.size * _EMBEDDING * 4.5
+        rows = int((self.memory_limit - _BASE_BYTES - chosen - candidates) / ROW_BYTES)
+        if rows < _LEAST_ROWS:
+            least = (_BASE_BYTES + chosen + candidates + _LEAST_ROWS * ROW_BYTES) / 1e9
+            raise ValueError(
+                f"keeping {self.size} rows needs a memory limit of at least {least + 0.05:.1f}GB, "
+                f"got {self.memory_limit / 1e9:.1f}GB: pass a larger --memory-limit or a smaller --size"
+            )
+        return rows
+
+    def as_data(self) -> dict[str, Any]:
+        return {**asdict(self), "ignore": list(self.ignore)}
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes as people write it.
+
+    Example:
+        >>> parse_bytes("1.5GB"), parse_bytes("512 MiB")
+        (1500000000, 536870912)
+    """
+    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if match is None or (match[3] and not match[2]):
+        raise ValueError(f"a memory limit must be written like 4GB or 500MiB, got {text!r}")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** ("kmgt".find(match[2]) + 1 if match[2] else 0))
