@@ -118,6 +118,19 @@ def test_records_are_read_whatever_their_layout(tmp_path: Path) -> None:
             list(pieces(path))
 
 
+def test_lines_may_end_in_carriage_returns(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes("x;y\r1,5;ä\r2;b\r".encode("latin-1"))
+    assert read(path).to_pylist() == [{"x": "1,5", "y": "ä"}, {"x": "2", "y": "b"}]
+
+
+def test_an_old_workbook_is_refused_with_advice(tmp_path: Path) -> None:
+    path = tmp_path / "rows.xls"
+    path.write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600))
+    with pytest.raises(ValueError, match="save it as xlsx or csv"):
+        read(path)
+
+
 def test_a_bomb_or_a_lie_in_a_workbook_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.xlsx"
     path.write_bytes(b"PK\x03\x04 not really")

@@ -634,7 +634,7 @@ def test_brackets_within_brackets_do_not_end_the_process(tmp_path: Path) -> None
 def test_a_stray_quote_and_many_columns_cost_no_more_than_their_bytes(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b'x,"bought\n' + b"1,a\n" * 2_000_000)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError, match="is a quote open"):
         list(pieces(path))
     names = [f"column {i}" for i in range(20_000)]
@@ -642,7 +642,7 @@ def test_a_stray_quote_and_many_columns_cost_no_more_than_their_bytes(tmp_path: 
     [piece] = list(pieces(path))
     backwards = piece.select(names[::-1])
     assert conform(backwards, piece.schema, path).equals(piece)
-    assert time.monotonic() - start < 20  # before, this took minutes
+    assert time.process_time() - start < 20  # before, this took minutes
 
 
 ROWS = 60
@@ -975,6 +975,17 @@ def test_the_account_is_kept_with_the_store_and_shown(tmp_path: Path, capsys: py
     assert pa.types.is_floating(pyarrow.parquet.read_table(output).schema.field("preis").type)
     assert run("export", store.folder, "-o", tmp_path / "out.csv") == 0
     assert ",5" in (tmp_path / "out.csv").read_text()  # as it came
+
+
+def test_a_file_may_have_a_name_that_is_no_text_and_numbers_more_digits_than_a_float(tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.csv"))
+    numbers = [str(9007199254740993 + 7 * (i % 5)) for i in range(60)]
+    path.write_text("n,y\n" + "".join(f"{n},{i % 2}\n" for i, n in enumerate(numbers)))
+    store = make_store(tmp_path / "s", target="y", memory="reservoir")
+    store.update([path])
+    assert run("export", store.folder, "-o", tmp_path / "out.parquet") == 0
+    chosen = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert {str(n) for n in chosen.column("n").to_pylist()} <= set(numbers)
 
 
 # Kills

@@ -52,13 +52,13 @@ def columns(
     files: Files, target: Annotated[str | None, typer.Option(help="The column to be predicted.")] = None, **options: Any
 ) -> None:
     """Show what each column of tables is read as, and into how many features it goes; nothing is written."""
-    from recollect.tables.conforming import examine_files
+    from recollect.tables.conforming import examine_files, read_as
     from recollect.tables.reading import opened
 
     settings = settings_of(target or "", 1, options)
     with opened(files, settings.reading) as sources:
         _, found = examine_files(settings, sources, target=target is not None, progress=_shown(options))
-        account = found.account(_read_as(sources))
+        account = found.account(read_as(sources))
         trouble = None
         try:
             if target is not None:
@@ -305,15 +305,11 @@ def recover(store: Folder, **options: Any) -> None:
 
 def _examined(settings: "Settings", sources: "list[Source]", options: dict[str, Any]) -> "Account":
     """The account of columns that could be taken in; others are refused."""
-    from recollect.tables.conforming import examine_files
+    from recollect.tables.conforming import examine_files, read_as
 
     _, found = examine_files(settings, sources, progress=_shown(options))
     found.encoding(drop_missing_target=settings.reading.drop_missing_target)
-    return found.account(_read_as(sources))
-
-
-def _read_as(sources: "list[Source]") -> dict[str, str]:
-    return {Path(source.name).name: str(source.dialect) for source in sources}
+    return found.account(read_as(sources))
 
 
 def _show(account: "Account", options: dict[str, Any], more: dict[str, Any] | None = None) -> None:

@@ -12,6 +12,12 @@ from recollect.tables.reading import Reading, Source, pieces, recognise
 from recollect.tables.settings import Settings
 
 
+def read_as(sources: Iterable[Source]) -> dict[str, str]:
+    """How each file is read, by its name, which need not be text."""
+    plain = [(Path(source.name).name, str(source.dialect)) for source in sources]
+    return {name.encode(errors="replace").decode(): how.encode(errors="replace").decode() for name, how in plain}
+
+
 def recognised(sources: Iterable[Path | Source], reading: Reading) -> list[Source]:
     """Files, and how each is read."""
     return [source if isinstance(source, Source) else recognise(source, reading) for source in sources]

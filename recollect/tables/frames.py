@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recollect.classes import LostClassWarning
 from recollect.tables.account import Account
-from recollect.tables.conforming import examine_files
+from recollect.tables.conforming import examine_files, read_as
 from recollect.tables.examining import Examined, examine
 from recollect.tables.kinds import Task
 from recollect.tables.memory import TableMemory, Taken
@@ -137,7 +137,7 @@ def columns(
         return _examine(settings, retyped(as_table(data), plain), target is not None).account()
     with opened(_patterns(data), reading) as sources:
         _, found = examine_files(settings, sources, target=target is not None)
-        return found.account({Path(source.name).name: str(source.dialect) for source in sources})
+        return found.account(read_as(sources))
 
 
 def is_frame(data: Any) -> bool:

@@ -19,7 +19,7 @@ from recollect.embedding import MakeModel
 from recollect.memories import ClassBalanced, GradientMatching, Memory
 from recollect.progress import progress_bar
 from recollect.tables.account import Account
-from recollect.tables.conforming import examine_files, recognised
+from recollect.tables.conforming import examine_files, read_as, recognised
 from recollect.tables.encoding import Drift, Encoding
 from recollect.tables.examining import Examined
 from recollect.tables.networks import MakeNetwork
@@ -100,8 +100,9 @@ class TableMemory:
         """An empty memory for tables like these; nothing but these will come if all is known."""
         known = recognised(sources, settings.reading)
         schema, found = examine_files(settings, known, progress=progress)
-        files = {Path(source.name).name: str(source.dialect) for source in known}
-        return cls.for_examined(settings, schema, found, files, make_network, all_known=all_known, progress=progress)
+        return cls.for_examined(
+            settings, schema, found, read_as(known), make_network, all_known=all_known, progress=progress
+        )
 
     @classmethod
     def for_examined(

@@ -72,9 +72,11 @@ def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:
             return column
         if has_codes(column):
             return column
-        known = numbers[~np.isnan(numbers)]
-        whole = bool((np.abs(known) < 2**53).all()) and not pc.any(pc.match_substring_regex(column, "[^0-9+-]")).as_py()
-        found = pa.chunked_array([pa.array(numbers, pa.float64(), from_pandas=True)])
-        return found.cast(pa.int64()) if whole else found
+        if pc.any(pc.match_substring_regex(column, "[^0-9+-]")).as_py():
+            return pa.chunked_array([pa.array(numbers, pa.float64(), from_pandas=True)])
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid:  # more digits than there is a type for
+            return column
 
     return retyped(table, typed)

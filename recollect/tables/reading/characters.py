@@ -73,8 +73,8 @@ def _western(block: bytes, line: int, error: UnicodeDecodeError, name: str) -> s
 class Recoded(io.RawIOBase):
     """A text in any encoding, to be read as UTF-8."""
 
-    def __init__(self, file: IO[bytes], encoding: str, name: str) -> None:
-        self._file, self._encoding, self._name = file, encoding, name
+    def __init__(self, file: IO[bytes], encoding: str, name: str, returns: bool = False) -> None:
+        self._file, self._encoding, self._name, self._returns = file, encoding, name, returns
         self._decoder = codecs.getincrementaldecoder(encoding)()
         self._ready, self._line = b"", 1
 
@@ -92,6 +92,7 @@ class Recoded(io.RawIOBase):
                     f"{self._name!r} must be in {self._encoding}, got other bytes in line {line:,}: "
                     "pass another --encoding"
                 ) from None
+            text = text.replace("\r", "\n") if self._returns else text
             self._line += text.count("\n")
             self._ready = text.encode("utf-8", errors="replace")
             if not block:
@@ -105,8 +106,8 @@ class Recoded(io.RawIOBase):
         self._file.close()
 
 
-def open_recoded(file: IO[bytes], encoding: str, name: str) -> IO[bytes]:
-    """The same text in UTF-8, without a mark at its beginning."""
-    if encoding == "utf-8":
+def open_recoded(file: IO[bytes], encoding: str, name: str, returns: bool = False) -> IO[bytes]:
+    """The same text in UTF-8, without a mark at its beginning; carriage returns may end its lines."""
+    if encoding == "utf-8" and not returns:
         return file
-    return cast(IO[bytes], io.BufferedReader(Recoded(file, encoding, name), _BLOCK))
+    return cast(IO[bytes], io.BufferedReader(Recoded(file, encoding, name, returns), _BLOCK))

@@ -50,7 +50,8 @@ def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
 def open_text(source: Source) -> IO[bytes]:
     """The text of a file in UTF-8, unpacked as it is read."""
     dialect = source.dialect
-    return open_recoded(open_content(source.path, dialect.compression), dialect.encoding, source.name)
+    content = open_content(source.path, dialect.compression)
+    return open_recoded(content, dialect.encoding, source.name, dialect.returns)
 
 
 class _Prepended(io.RawIOBase):

@@ -81,6 +81,7 @@ class Dialect:
         delimiter: between the values of a line.
         quote: around values that hold a delimiter.
         escape: before a quote within quotes, where it is not doubled.
+        returns: whether lines end in carriage returns alone, as on old Macintoshes.
         preamble: lines before the names of the columns, such as Excel's "sep=;".
         sheet: of a workbook.
         sheets: how many a workbook has.
@@ -92,6 +93,7 @@ class Dialect:
     delimiter: str = ","
     quote: str = '"'
     escape: str | None = None
+    returns: bool = False
     preamble: int = 0
     sheet: str | None = None
     sheets: int = 1

@@ -84,8 +84,10 @@ def _dialect(path: Path, reading: Reading, name: str) -> Dialect:
         kind = "ndjson" if sample.lstrip()[:1] == b"{" and said != "json" else "json"
     if kind != "csv":
         return Dialect(kind, compression, encoding)
+    returns = b"\r" in sample and b"\n" not in sample
+    sample = sample.replace(b"\r", b"\n") if returns else sample
     shape = _shape(_lines(sample), reading.delimiter, "\t" if Path(inner).suffix.lower() in (".tsv", ".tab") else ",")
-    return Dialect(kind, compression, encoding, shape.delimiter, shape.quote, shape.escape, shape.preamble)
+    return Dialect(kind, compression, encoding, shape.delimiter, shape.quote, shape.escape, returns, shape.preamble)
 
 
 def _archived(path: Path) -> Format | None:
@@ -103,13 +105,15 @@ def _kind(head: bytes, said: Format | None) -> Format:
         return "parquet"
     if head.startswith(b"ARROW1"):
         return "arrow"
+    if head.startswith(b"\xd0\xcf\x11\xe0"):
+        raise UnreadableError("a workbook must be xlsx, got one of an older Excel: save it as xlsx or csv")
     return said or "csv"
 
 
 def _lines(sample: bytes) -> list[str]:
     """The first lines, without the last, which may be cut off."""
     text = sample.decode("utf-8", errors="replace")
-    lines = text.splitlines(keepends=True) if "\n" not in text else text.split("\n")
+    lines = text.split("\n")
     whole = lines if len(sample) < _SAMPLE else lines[:-1]
     return [line.rstrip("\r\n") for line in whole[:_LINES]]
 
