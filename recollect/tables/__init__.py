@@ -8,6 +8,7 @@ The commands `recollect select`, `columns`, `init`, `set`, `update`, `export` an
 """
 
 from recollect.tables.account import Account
+from recollect.tables.documents import Recovery, Update
 from recollect.tables.encoding import Encoding
 from recollect.tables.examining import fit_encoding
 from recollect.tables.frames import columns, select
@@ -16,7 +17,7 @@ from recollect.tables.networks import load_network
 from recollect.tables.reading import Reading, find_files, pieces
 from recollect.tables.selecting import export_table, select_rows
 from recollect.tables.settings import TABLE_MEMORIES, Settings, parse_bytes
-from recollect.tables.store import Recovery, Store, Update
+from recollect.tables.store import Store
 from recollect.tables.writing import WRITTEN, write_table
 
 __all__ = [

@@ -1,8 +1,7 @@
 """The commands for people with files: columns, select, init, set, update, export, inspect, recover."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,15 +29,15 @@ from recollect.tables.options import (
     settings_of,
     takes,
 )
+from recollect.tables.saying import added, matching, remarks, sentences, told
 from recollect.terminal import Interrupted, counted, say
 
 if TYPE_CHECKING:
     from recollect.tables.account import Account
-    from recollect.tables.memory import TableMemory, Taken
+    from recollect.tables.memory import TableMemory
     from recollect.tables.networks import MakeNetwork
     from recollect.tables.reading import Source
     from recollect.tables.settings import Settings
-    from recollect.tables.store import Update
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -103,9 +102,9 @@ def select(
         *held.account.notes(),
         f"{counted(rows, 'row')} of {taken.rows:,}, for {held.encoding.task} of {target!r}: {output}",
         f"{counted(held.encoding.n_features, 'feature')}; {taken.rows / taken.seconds:,.0f} rows per second, "
-        f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding{_matching(taken)}",
-        *_remarks(taken, rows, settings),
-        *_added(held),
+        f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding{matching(taken)}",
+        *remarks(taken, rows, settings),
+        *added(held),
     ]
     _answer(answer | {"account": held.account.as_data()}, lines, options)
 
@@ -189,66 +188,16 @@ def update(
                     say=_to_errors(options),
                     progress=_shown(options),
                 )
-                answers.append(_told(source, done))
-                _answer(None, list(_sentences(source, done, memory.settings, first)), options)
+                answers.append(told(source, done))
+                _answer(None, list(sentences(source, done, memory.settings, first)), options)
         except KeyboardInterrupt:
             # What is in the store counts, not what there was time to say.
             taken = memory.number() - before
-            told = f"{taken} of {counted(len(sources), 'file')} {'was' if taken == 1 else 'were'} taken"
-            raise Interrupted(told if taken else "nothing was changed") from None
+            stopped = f"{taken} of {counted(len(sources), 'file')} {'was' if taken == 1 else 'were'} taken"
+            raise Interrupted(stopped if taken else "nothing was changed") from None
         finally:
             if options["as_json"]:  # what was taken is in the store, whatever became of the rest
                 typer.echo(json.dumps(answers))
-
-
-def _told(source: "Source", done: "Update") -> dict[str, Any]:
-    about = {"file": source.name, "taken": done.taken is not None, "seen": done.seen, "kept": done.kept}
-    about["read_as"] = done.read_as
-    return about if done.taken is None else about | done.taken.as_data()
-
-
-def _sentences(source: "Source", done: "Update", settings: "Settings", first: bool) -> Iterator[str]:
-    if done.taken is None:
-        yield f"{source.name}: taken before, not counted again (--force does)"
-        return
-    yield (
-        f"{source.name}: {counted(done.taken.rows, 'row')}, {done.kept:,} kept of {done.seen:,} seen"
-        f"{_matching(done.taken)}"
-    )
-    if first:
-        yield from (f"  {note}" for note in done.account.notes())
-    elif done.read_as != next(iter(done.account.files.values()), done.read_as):
-        yield f"  read as {done.read_as}"
-    yield from (f"  {sentence}" for sentence in done.taken.drift.sentences())
-    size = min(settings.size, done.seen)
-    yield from (f"  {remark}" for remark in _remarks(done.taken, done.kept, replace(settings, size=size)))
-
-
-def _matching(taken: "Taken") -> str:
-    if taken.error is None:
-        return ""
-    return f"; their gradients differ from those of all rows by {taken.error:.2%} (matching error {taken.error:.4f})"
-
-
-def _remarks(taken: "Taken", kept: int, settings: "Settings") -> Iterator[str]:
-    """What was left out, what is missing among the kept, and why there are fewer than asked for."""
-    if taken.skipped:
-        yield f"{counted(taken.skipped, 'row')} left out that could not be read"
-    if taken.unlabelled:
-        yield f"{counted(taken.unlabelled, 'row')} left out, as the target is missing"
-    if kept < settings.size:
-        everything = kept >= taken.rows
-        reason = "there are no more" if everything else "no other row brings their gradients nearer to those of all"
-        yield f"{counted(settings.size - kept, 'row')} fewer than asked for, as {reason}"
-    if taken.lost:
-        names = ", ".join(map(repr, taken.lost[:5])) + (f" and {len(taken.lost) - 5} more" if taken.lost[5:] else "")
-        word = "the class" if len(taken.lost) == 1 else f"{len(taken.lost)} classes:"
-        yield f"no row is kept of {word} {names}; --min-per-class 1 or --class-weight balanced keeps some"
-
-
-def _added(held: "TableMemory") -> Iterator[str]:
-    if (held.row_name, held.weight_name) != ("row", held.settings.weight_name or "weight"):
-        yield f"there are columns of these names: places are in {held.row_name!r}, weights in {held.weight_name!r}"
 
 
 @takes(SAYING)
@@ -260,7 +209,7 @@ def export(store: Folder, output: Output, **options: Any) -> None:
     held = Store(store).load()
     rows = export_table(held, output)
     answer = {"kept": rows, "seen": held.memory.seen, "output": str(output), "weight": held.weight_name}
-    _answer(answer, [f"{counted(rows, 'row')}: {output}", *_added(held)], options)
+    _answer(answer, [f"{counted(rows, 'row')}: {output}", *added(held)], options)
 
 
 @takes(SAYING)

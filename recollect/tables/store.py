@@ -13,22 +13,16 @@ pointer holds that of the state, and the state those of the rows and of the memo
 
 import contextlib
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import pyarrow as pa
-import pyarrow.ipc
-
-from recollect.batch import named_tensors
 from recollect.files import (
     checksum,
-    is_temporary,
     locked,
     remove_temporaries,
     seal,
@@ -38,10 +32,26 @@ from recollect.files import (
 )
 from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
-from recollect.tables.account import Account
 from recollect.tables.conforming import conform
-from recollect.tables.encoding import Encoding
-from recollect.tables.memory import TableMemory, Taken
+from recollect.tables.documents import (
+    GENERATION,
+    About,
+    Entry,
+    Latest,
+    Pointer,
+    Recovery,
+    State,
+    Update,
+    bound_content,
+    entries,
+    fit_together,
+    has_taken,
+    is_unused,
+    read_rows,
+    rows_content,
+    write_document,
+)
+from recollect.tables.memory import TableMemory
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Reading, Skipped, Source, content_hash, known_rows, opened, pieces
 from recollect.tables.settings import Settings
@@ -49,91 +59,7 @@ from recollect.tables.settings import Settings
 FORMAT = "recollect store"
 VERSION = 3
 
-_GENERATION = re.compile(r"generation-(\d{6,12})")
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Update:
-    """What became of one file."""
-
-    file: str
-    taken: Taken | None  # None if it had been taken before
-    seen: int
-    kept: int
-    read_as: str  # the dialect, for people
-    account: Account  # of the columns, as the first file had them
-
-
-@dataclass(frozen=True)
-class About:
-    """`store.json`."""
-
-    format: str
-    version: int
-    settings: Settings
-
-
-@dataclass(frozen=True)
-class Latest:
-    """`latest.json`."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """`current.json`."""
-
-    number: int  # 0 until a file is taken
-    state: str | None  # the checksum of state.json
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file that was taken in."""
-
-    name: str
-    hash: str
-    first: int  # the place of its first row in the stream
-    time: float
-    rows: int
-    seconds: float
-    reading_seconds: float
-    skipped: int  # rows that could not be read
-    unlabelled: int  # rows whose target was missing
-    class_counts: dict[str, int]
-    drift: list[str]
-    error: float | None
-    lost: list[str]  # classes of which no row was kept any more
-    rows_per_second: float
-    read_as: str  # the dialect, for people
-
-
-@dataclass(frozen=True)
-class State:
-    """`state.json`."""
-
-    number: int
-    settings: Settings
-    outputs: int
-    encoding: Encoding
-    account: Account  # of the first file, which decided the encoding
-    files: list[Entry]
-    rows: str  # the checksum of rows.arrow
-    memory: str  # the checksum of memory/memory.json
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """What recovering a store came to."""
-
-    number: int  # of the generation that counts
-    was_whole: bool  # nothing had to be done
-    seen: int
-    kept: int
-    files: int
 
 
 class Store:
@@ -185,19 +111,19 @@ class Store:
         folder = Path(folder)
         if folder.is_file():
             raise ValueError(f"a store is a folder, got the file {str(folder)!r}")
-        if folder.is_dir() and any(not _is_unused(path) for path in folder.iterdir()):
+        if folder.is_dir() and any(not is_unused(path) for path in folder.iterdir()):
             raise ValueError(f"a store is made in a new or empty folder, got {str(folder)!r}, which holds something")
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder / "lock"):
-            if _taken(folder):
+            if has_taken(folder):
                 raise ValueError(
                     f"{str(folder)!r} must be new or have taken in nothing, got a store that has: choose another folder"
                 )
             remove_temporaries(folder)
             # The pointers come first and the description last: without it they are left over from a crash.
-            _write(folder / "current.json", Pointer(0, None))
-            _write(folder / "latest.json", Latest(0))
-            _write(folder / "store.json", About(FORMAT, VERSION, settings))
+            write_document(folder / "current.json", Pointer(0, None))
+            write_document(folder / "latest.json", Latest(0))
+            write_document(folder / "store.json", About(FORMAT, VERSION, settings))
         sync_folder(folder.parent)
         return cls(folder)
 
@@ -209,7 +135,7 @@ class Store:
                     f"the settings of {str(self.folder)!r} must stay as they are, as it has taken in files: "
                     "make a new store, or pass what is to be different to `recollect update`"
                 )
-            _write(self.folder / "store.json", About(FORMAT, VERSION, settings))
+            write_document(self.folder / "store.json", About(FORMAT, VERSION, settings))
         self.settings = settings
 
     # Reading
@@ -265,7 +191,7 @@ class Store:
 
     def _state(self, pointer: Pointer) -> State:
         path = self.generation(pointer.number) / "state.json"
-        return self._checked_state(_content(path, pointer.state), path)
+        return self._checked_state(bound_content(path, pointer.state), path)
 
     def _checked_state(self, content: bytes, path: Path) -> State:
         state = parse(State, unseal(content, repr(str(path))), repr(str(path)))
@@ -275,8 +201,8 @@ class Store:
 
     def _held(self, state: State, make_network: MakeNetwork | None) -> TableMemory:
         generation = self.generation(state.number)
-        rows = _read_rows(generation / "rows.arrow", state.rows)
-        _content(generation / "memory" / "memory.json", state.memory)
+        rows = read_rows(generation / "rows.arrow", state.rows)
+        bound_content(generation / "memory" / "memory.json", state.memory)
         held = TableMemory(self.settings, rows.schema, state.encoding, state.account, make_network)
         held.outputs = state.outputs
         make_model = held.make_model(make_network) if isinstance(held.memory, GradientMatching) else None
@@ -285,7 +211,7 @@ class Store:
         kind = type(held.memory)
         held.memory = load_memory(generation / "memory", make_model)
         held.rows = rows
-        if type(held.memory) is not kind or not _fits(held, state):
+        if type(held.memory) is not kind or not fit_together(held, state):
             raise ValueError(
                 f"{str(generation)!r} must hold a state, rows and a memory that fit together: it is damaged"
             )
@@ -377,7 +303,7 @@ class Store:
         number = before + 1
         new = self.generation(number)
         new.mkdir()
-        rows = _rows_content(held.rows)
+        rows = rows_content(held.rows)
         held.memory.save(new / "memory")
         write_atomically(new / "rows.arrow", rows)
         memory = checksum((new / "memory" / "memory.json").read_bytes())
@@ -394,15 +320,15 @@ class Store:
         """Make a generation the one that counts."""
         sync_folder(self.folder)  # which must know the generation before it is named
         state = checksum((self.generation(number) / "state.json").read_bytes())
-        _write(self.folder / "current.json", Pointer(number, state))
+        write_document(self.folder / "current.json", Pointer(number, state))
         with contextlib.suppress(OSError):  # the update is done, and the next one writes it again
-            _write(self.folder / "latest.json", Latest(number))
+            write_document(self.folder / "latest.json", Latest(number))
 
     def _remove_all_but(self, number: int) -> None:
         """Remove what a crash left behind, and what nobody can still be reading."""
         remove_temporaries(self.folder)
         for path in self.folder.iterdir():
-            if _GENERATION.fullmatch(path.name) and path != self.generation(number):
+            if GENERATION.fullmatch(path.name) and path != self.generation(number):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     @contextmanager
@@ -422,7 +348,7 @@ class Store:
     @classmethod
     def recover(cls, folder: Path) -> Recovery:
         """Point a damaged store at its newest generation that is whole; one that is whole is left as it is."""
-        numbers = sorted(int(match[1]) for path in _entries(folder) if (match := _GENERATION.fullmatch(path.name)))
+        numbers = sorted(int(match[1]) for path in entries(folder) if (match := GENERATION.fullmatch(path.name)))
         if not numbers:
             raise ValueError(f"a store to recover must hold a generation, got none in {str(folder)!r}: make a new one")
         with locked(folder / "lock"):
@@ -441,7 +367,7 @@ class Store:
                     store.settings = parse(State, unseal(content, repr(str(path))), repr(str(path))).settings
                     state = store._checked_state(content, path)
                     held = store._held(state, None)
-                    _write(folder / "store.json", About(FORMAT, VERSION, state.settings))
+                    write_document(folder / "store.json", About(FORMAT, VERSION, state.settings))
                     store._name(number)
                     return Recovery(number, False, held.memory.seen, len(held.memory), len(state.files))
         raise ValueError(
@@ -458,79 +384,3 @@ def _opened(file: str | Path | Source, reading: Reading, stack: ExitStack) -> li
 def _check_ignored(ignore: Sequence[str], held: TableMemory, source: Source) -> None:
     if held.encoding.target in ignore:
         raise ValueError(f"the target must not be ignored, got {held.encoding.target!r} for {source.name!r}")
-
-
-def _is_unused(path: Path) -> bool:
-    """Whether it may be left over of a store that was never used."""
-    ours = ("store.json", "current.json", "latest.json", "lock")
-    return path.name in ours or is_temporary(path) or _GENERATION.fullmatch(path.name) is not None
-
-
-def _taken(folder: Path) -> bool:
-    """Whether a store has taken in files; if nothing tells, a generation does."""
-    try:
-        pointer = parse(Pointer, unseal((folder / "current.json").read_bytes(), "it"), "it")
-        latest = parse(Latest, unseal((folder / "latest.json").read_bytes(), "it"), "it")
-        return pointer.number != 0 or latest.number != 0
-    except (ValueError, OSError):
-        return any(_GENERATION.fullmatch(path.name) for path in folder.iterdir())
-
-
-def _write(path: Path, document: Any) -> None:
-    write_atomically(path, seal(asdict(document)))
-
-
-def _entries(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise ValueError(f"a store is a folder, got {str(folder)!r}, which is none")
-    return list(folder.iterdir())
-
-
-def _content(path: Path, digest: str | None) -> bytes:
-    """What is in a file that is bound by its checksum."""
-    if not path.is_file():
-        raise ValueError(f"{str(path)!r} must be there, but it is lost: run `recollect recover`")
-    content = path.read_bytes()
-    if checksum(content) != digest:
-        raise ValueError(
-            f"{str(path)!r} must have the content it was saved with: it is damaged: run `recollect recover`"
-        )
-    return content
-
-
-def _fits(held: TableMemory, state: State) -> bool:
-    """Whether the rows, the encoding, the files and the memory are of one another."""
-    encoding, memory, total = state.encoding, held.memory, 0
-    for entry in state.files:
-        if entry.first != total or entry.rows < 1:
-            return False
-        total += entry.rows
-    if memory.seen != total or memory.capacity != held.settings.size or len(memory) != held.rows.num_rows or not total:
-        return False
-    batch = memory.batch
-    names = sorted([*(column.name for column in encoding.columns), encoding.target])
-    inputs = named_tensors(batch.inputs)
-    fits = list(inputs) == [""] and inputs[""].shape[1:] == (encoding.n_features,) and encoding.n_features > 0
-    fits &= names == sorted(held.schema.names) and encoding.target == held.settings.target
-    if encoding.task == "classification":
-        fits &= len(encoding.classes) <= state.outputs and batch.targets.ndim == 1
-        fits &= not batch.targets.is_floating_point() and int(batch.targets.min()) >= 0
-        return fits and int(batch.targets.max()) < len(encoding.classes)
-    return fits and state.outputs == 1 and batch.targets.shape[1:] == (1,)
-
-
-def _rows_content(rows: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pyarrow.ipc.new_file(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
-
-
-def _read_rows(path: Path, digest: str) -> pa.Table:
-    content = _content(path, digest)
-    try:
-        rows = pyarrow.ipc.open_file(pa.BufferReader(content)).read_all()
-        rows.validate(full=True)  # or offsets could lead out of its buffers
-    except pa.ArrowException as error:
-        raise ValueError(f"{str(path)!r} must be an Arrow file: {' '.join(str(error).split())}") from None
-    return rows

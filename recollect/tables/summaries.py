@@ -5,10 +5,9 @@ enough values speak against it; a few stray values do not, and count as missing.
 """
 
 import contextlib
-import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from recollect.tables.account import Described
 from recollect.tables.dates import GUESSED, DateForm, is_ambiguous, may_be_dates, parse_dates, typed_seconds
+from recollect.tables.guesses import Guess, Moments, may_hold
 from recollect.tables.kinds import MOST_CATEGORIES, MOST_CLASSES, MOST_ENCODED, Column, Kind, Task
 from recollect.tables.values import (
     NumberForm,
@@ -37,65 +37,12 @@ _SAID: dict[str, tuple[DateForm, ...]] = {"date-dmy": ("dmy",), "date-mdy": ("md
 KINDS = ("number", "date", "date-dmy", "date-mdy", "category", "ignored")
 """What a column can be said to be, with --as."""
 
-STRAY = 0.05
-"""The share of values that may be something else than a number or date, and then count as missing."""
-
 _FEW_CLASSES = 100  # a whole number with more values than this is a quantity
 _FEW_TEXTS = 20
 _ROW_NUMBERS = 20  # so many rows, counted from 0 or 1, are no coincidence
 _ID = re.compile(
     r"(?i:(^|[\s_.\-])(id|ids|uuid|guid|rowid|hash|key|index|idx)$)|[a-z](Id|ID|Uuid|UUID)$|^(?i:unnamed: ?\d+|index|)$"
 )
-
-
-@dataclass
-class Moments:
-    """Mean, deviation and range of numbers that come in parts."""
-
-    count: int = 0
-    mean: float = 0.0
-    square: float = 0.0
-    low: float = math.inf
-    high: float = -math.inf
-    integral: bool = True
-
-    def add(self, values: NDArray[np.float64]) -> None:
-        values = values[np.isfinite(values)]
-        if not len(values):
-            return
-        n, mean = len(values), float(values.mean())
-        delta, total = mean - self.mean, self.count + n
-        self.square += float(((values - mean) ** 2).sum()) + delta**2 * self.count * n / total
-        self.mean += delta * n / total
-        self.count = total
-        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-        self.integral = self.integral and bool((values == np.round(values)).all())
-
-    @property
-    def deviation(self) -> float:
-        return math.sqrt(self.square / self.count) if self.count else 0.0
-
-
-@dataclass
-class _Guess:
-    """One thing that a column of text may be."""
-
-    form: str
-    fitting: int = 0
-    moments: Moments = field(default_factory=Moments)
-    strays: Counter[str] = field(default_factory=Counter)
-
-    def add(self, texts: pa.ChunkedArray, numbers: NDArray[np.float64]) -> None:
-        fits = ~np.isnan(numbers)
-        self.fitting += int(fits.sum())
-        self.moments.add(numbers)
-        if len(self.strays) < 5:
-            others = texts.filter(pa.chunked_array([~fits])).drop_null()
-            self.strays.update(others.slice(0, 100).to_pylist())
-
-    def holds(self, known: int) -> bool:
-        """Whether all but a few of the values are this."""
-        return self.fitting > 0 and known - self.fitting <= STRAY * known
 
 
 class Summary:
@@ -116,8 +63,8 @@ class Summary:
         self.is_readable = self.is_text or self.is_date or is_numeric(kind) or pa.types.is_null(kind)
         self.count = self.missing = 0
         self.typed = Moments()
-        self.numbers: dict[NumberForm, _Guess] = {form: _Guess(form) for form in ("point", "comma")}
-        self.dates: dict[DateForm, _Guess] | None = None
+        self.numbers: dict[NumberForm, Guess] = {form: Guess(form) for form in ("point", "comma")}
+        self.dates: dict[DateForm, Guess] | None = None
         self.readable = 0  # texts that are no word for a missing value
         self.codes = self.differs = self.slashes = False
         self.start: float | None = 0.0  # where it counts rows from, unless it does not
@@ -186,7 +133,7 @@ class Summary:
             self.differs = self.differs or bool((np.isfinite(point) & np.isfinite(comma) & (point != comma)).any())
         for form, numbers in read.items():
             self.numbers[form].add(texts, numbers)
-        self.numbers = {form: guess for form, guess in self.numbers.items() if _may_hold(guess, self.readable)}
+        self.numbers = {form: guess for form, guess in self.numbers.items() if may_hold(guess, self.readable)}
         if "point" in read:
             self._count(read["point"])
         else:
@@ -197,11 +144,11 @@ class Summary:
         if self.dates is None and self.readable:
             forms: tuple[DateForm, ...] = (*GUESSED, "compact") if self.wanted == "date" else GUESSED
             forms = _SAID.get(self.wanted or "", forms)
-            self.dates = {form: _Guess(form) for form in forms if may_be_dates(texts, form)}
+            self.dates = {form: Guess(form) for form in forms if may_be_dates(texts, form)}
         for form, guess in (self.dates or {}).items():
             guess.add(texts, parse_dates(texts, form))
         if self.dates:
-            self.dates = {form: guess for form, guess in self.dates.items() if _may_hold(guess, self.readable)}
+            self.dates = {form: guess for form, guess in self.dates.items() if may_hold(guess, self.readable)}
             self.slashes = self.slashes or is_ambiguous(texts)
 
     # At the end
@@ -215,7 +162,7 @@ class Summary:
         clear = all(fitting[form] > fitting[other] for other in fitting if other != form)
         return form if clear and self.numbers[form].holds(self.readable) else None
 
-    def number(self, decimal: NumberForm | None) -> _Guess | None:
+    def number(self, decimal: NumberForm | None) -> Guess | None:
         """How it is read as numbers, if it can be."""
         asked = self.wanted == "number"
         if self.codes and not asked:
@@ -226,7 +173,7 @@ class Summary:
         holding = {form: guess for form, guess in holding.items() if guess.fitting == best}
         return holding.get(decimal or "point") or next(iter(holding.values()), None)
 
-    def date(self) -> _Guess | None:
+    def date(self) -> Guess | None:
         """How it is read as dates, if it can be."""
         asked = (self.wanted or "").startswith("date")
         holding = [g for g in (self.dates or {}).values() if g.holds(self.readable) or (asked and g.fitting)]
@@ -284,7 +231,7 @@ class Summary:
         why_aside = "free text" if words >= 2.5 else "nearly every value differs" if known > self.readable / 2 else ""
         return Read("ignored", why=f"{why_aside or f'more than {MOST_CATEGORIES:,} different texts'}: set aside")
 
-    def _guessed(self, kind: Kind, guess: _Guess, why: list[str]) -> "Read":
+    def _guessed(self, kind: Kind, guess: Guess, why: list[str]) -> "Read":
         strays = self.readable - guess.fitting
         if strays > 0:
             such = next(iter(guess.strays), "")
@@ -358,11 +305,6 @@ class Read:
     @property
     def moments_are_whole(self) -> bool:
         return self.moments is not None and self.moments.integral
-
-
-def _may_hold(guess: _Guess, known: int) -> bool:
-    """Followed further, unless hopeless: nothing is decided on the first few values."""
-    return known < 1000 or guess.fitting > known / 2
 
 
 def _short_type(kind: pa.DataType) -> str:
