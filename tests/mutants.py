@@ -232,7 +232,7 @@ def try_all(only: str, budget: float) -> dict[Mutant, str]:
         if only not in mutant.file + mutant.old:
             continue
         outcome = known.get(mutant[:3], "")
-        if not outcome.startswith("caught"):
+        if not outcome.startswith("caught") and not (outcome and mutant.reason):
             outcome = try_mutant(mutant, tests_of(mutant, seen, tests, budget))
             with RESULTS.open("a") as file:
                 file.write(json.dumps([*mutant[:3], outcome]) + "\n")

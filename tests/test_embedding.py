@@ -200,6 +200,31 @@ def test_layers_can_be_named() -> None:
         rc.GradientEmbedding(make_model, layers="head").embed(inputs, LABELS)
 
 
+@pytest.mark.parametrize(("network", "layer"), [("strange", "twice"), ("tokens", "mix"), ("mlp", "5")])
+def test_candidates_of_one_layer_are_its_gradients_however_often_it_is_used(network: str, layer: str) -> None:
+    make_model, inputs = NETWORKS[network]
+    embedding = rc.GradientEmbedding(make_model, inits=2, layers=[layer], projection=None, batch_size=4)
+    rows, dictionary = embedding.embed(inputs, LABELS), embedding.dictionary(inputs, LABELS)
+    assert isinstance(dictionary, Factored) == (network == "mlp")
+    found = dictionary.rows(torch.arange(7))
+    assert relative_difference(found @ found.T, rows @ rows.T) < 1e-5
+
+
+@pytest.mark.parametrize("projection", ["kronecker", "sparse", None])
+def test_gradients_that_are_not_finite_are_refused(projection: ProjectionName | None) -> None:
+    make_model, inputs = NETWORKS["mlp"]
+    inputs = inputs.clone()
+    inputs[5] = 1e38
+    options = {"loss": "squared_error", "scale_outputs": False}
+    embedding = rc.GradientEmbedding(make_model, inits=2, projection=projection, **options)
+    targets = torch.zeros(7, 3)
+    with pytest.raises(ValueError, match=r"gradients must be finite.* for 1 of 7 examples, the first at position 5"):
+        embedding.embed(inputs, targets)
+    with pytest.raises(ValueError, match=r"gradients must be finite, got NaN or infinity"):
+        embedding.total(inputs, targets)
+    assert embedding.prepared is None
+
+
 def test_a_layer_may_be_named_by_any_of_its_names() -> None:
     make_model, inputs = NETWORKS["strange"]  # in which `tied` has the weight of `first`, after a gain of six numbers
     everything = rc.GradientEmbedding(make_model, inits=1, projection=None).embed(inputs, LABELS)

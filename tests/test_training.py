@@ -10,7 +10,8 @@ import recollect as rc
 from recollect.batch import Batch
 from recollect.embedding import draw_model
 from recollect.experiments.stacking import train_stack, train_together
-from recollect.learners import Task, Training, train
+from recollect.learners import Task, Training, predict, train
+from recollect.learners.training import paired
 
 
 def batches(sizes: list[int]) -> list[Batch]:
@@ -193,6 +194,47 @@ def test_an_optimizer_of_ones_own_takes_the_place_of_adam() -> None:
     for optimizer, message in ((7, "must be a function of parameters, got 7"), (list, "must return a torch.optim")):
         with pytest.raises(ValueError, match=message):
             train(model, data, Training(1, optimizer=optimizer), generators(1)[0])
+
+
+def test_remembered_examples_are_drawn_at_random_for_each_step() -> None:
+    (arrived, held), model = batches([12, 10]), nn.Flatten()
+    drawn = [old.ids.tolist() for _, old in paired(model, arrived, held, Training(batch_size=4), generators(1)[0])]
+    assert [len(set(ids)) for ids in drawn] == [4, 4, 4]
+    assert drawn != [[0, 1, 2, 3]] * 3
+
+
+def test_predicting_leaves_the_mode_of_a_model_as_it_was() -> None:
+    with torch.random.fork_rng():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+    for training in (True, False):
+        model.train(training)
+        assert torch.equal(*(predict(model, torch.ones(4, 3)) for _ in range(2)))
+        assert model.training == model[1].training == training
+
+
+def test_a_step_is_adams_with_the_rate_and_the_decay_that_were_asked_for() -> None:
+    (data,), network = batches([30]), partial(rc.models.mlp, 64, 3)
+    by_hand, model = draw_model(network, 0), draw_model(network, 0)
+    train(model, data, Training(1, lr=0.01, weight_decay=0.3), generators(1)[0])
+    losses = nn.functional.cross_entropy(by_hand(data.inputs), data.targets, reduction="none")
+    ((losses * data.weights).sum() / data.weights.sum()).backward()
+    torch.optim.Adam(by_hand.parameters(), lr=0.01, weight_decay=0.3).step()
+    assert_equal_parameters(model, by_hand, atol=2e-5)
+
+
+def test_only_what_is_trainable_is_trained() -> None:
+    (data,), model = batches([30]), draw_model(partial(rc.models.mlp, 64, 3), 0)
+    given: list[nn.Parameter] = []
+
+    def optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        given.extend(parameters)
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    model[1].requires_grad_(False)
+    train(model, data, Training(1, optimizer=optimizer), generators(1)[0])
+    assert len(given) == len(list(model.parameters())) - 2
+    with pytest.raises(ValueError, match="the model must have at least one trainable parameter, got none"):
+        train(model.requires_grad_(False), data, Training(1), generators(1)[0])
 
 
 def test_weights_count() -> None:

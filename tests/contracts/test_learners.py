@@ -140,6 +140,7 @@ def test_what_would_be_trained_next_can_be_trained_elsewhere(
         wanted += 1
     assert learner.pending() is None
     assert torch.equal(learner.predict(x), alone.predict(x))
+    assert not alone.model.training
     in_pairs = isinstance(learner, rc.DarkExperienceReplay) or getattr(learner, "mix", "") in ("halves", "counts")
     assert wanted == (1 if in_pairs or isinstance(learner, rc.Joint) else 3)
     assert len(orders) == (wanted if isinstance(learner, rc.FineTune | rc.ExperienceReplay) else len(orders))
