@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from recollect.experiments.experiment import DEFAULT_STREAMS
-from recollect.experiments.targets import DATASETS, SIZES, TABLE_MEMORIES, PaperResult, paper_results
+from recollect.experiments.targets import DATASETS, SHOWN_MEMORIES, SIZES, PaperResult, paper_results
 
 Results = list[dict[str, Any]]
 Key = tuple[str, str, str, int]  # learner, data set, memory, size
@@ -165,7 +165,7 @@ def accuracy_table(results: Results, learner: str, dataset: str) -> Table:
     """
     ours, paper = by_epochs(results), paper_results()
     rows = []
-    for memory in TABLE_MEMORIES:
+    for memory in SHOWN_MEMORIES:
         cells = []
         for size in SIZES:
             key = (learner, dataset, memory, size)

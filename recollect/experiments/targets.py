@@ -11,7 +11,7 @@ from recollect.experiments.experiment import DEFAULT_STREAMS, Experiment
 
 SIZES = (200, 500, 1000, 2000, 5000)
 DATASETS = tuple(name for name in DEFAULT_STREAMS if name != "digits")
-TABLE_MEMORIES = (
+SHOWN_MEMORIES = (
     "recollect",
     "recollect-0.1",
     "clustering",
@@ -27,7 +27,7 @@ TABLE_MEMORIES = (
 COMPARED = ("recollect", "recollect-0.1", "clustering", "gmc", "gmc-last-layer")
 """What is compared with a reservoir."""
 
-RUN_BY_DEFAULT = tuple(name for name in TABLE_MEMORIES if name != "recollect-0.1")
+RUN_BY_DEFAULT = tuple(name for name in SHOWN_MEMORIES if name != "recollect-0.1")
 """What there are runs of from before is shown, and not run again unless asked for."""
 
 VARIED = {"datasets": ("walking-activity", "covertype"), "sizes": (200, 1000), "seeds": range(3)}
