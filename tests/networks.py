@@ -96,17 +96,18 @@ class Products(nn.Module):
 
 
 class SharedBias(nn.Module):
-    """Biases that belong to two weights each."""
+    """Biases that belong to two weights each, at several positions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3)
         self.near, self.far = nn.Conv1d(1, 4, 3, stride=2), nn.Conv1d(1, 4, 3, stride=2, dilation=2, padding=1)
         self.right.bias, self.far.bias = self.left.bias, self.near.bias
         self.head = nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = (self.left(x) + self.right(x.tanh())).tanh()[:, None]
+        x = x.unflatten(1, (2, 3))
+        x = (self.left(x) + self.right(x.tanh())).tanh().flatten(1)[:, None]
         return self.head((self.near(x) * self.far(x)).mean(2))  # type: ignore[no-any-return]
 
 
