@@ -6,7 +6,7 @@ import sys
 
 import torch
 from datasets import Dataset, disable_progress_bars
-from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, TrainingArguments
 
 from recollect import Coreset
 from recollect.integrations.huggingface import WeightedTrainer, mix, next_token_loss, select, tensors, weighted
@@ -40,6 +40,7 @@ def trained(model: GPT2LMHeadModel, data: Dataset) -> GPT2LMHeadModel:
     quiet = {"save_strategy": "no", "logging_strategy": "no", "report_to": "none", "disable_tqdm": True}
     arguments = TrainingArguments(remove_unused_columns=False, use_cpu=True, **options, **quiet)
     trainer = WeightedTrainer(copy.deepcopy(model), arguments, train_dataset=data)
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
     return trainer.model.eval()
 

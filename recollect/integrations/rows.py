@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recollect.checks import check_count, check_seed
+from recollect.checks import check_seed, check_size
 from recollect.integrations.extras import needed_for
 
 with needed_for("sklearn"):
@@ -70,13 +70,11 @@ def _check_length(y: NDArray[Any], n: int) -> None:
 
 def capacity_of(size: int | float, n: int, least: int) -> int:
     """How many rows are kept; of a share at least one for each class."""
-    if isinstance(size, float | np.floating):
-        if not 0 < size <= 1:
-            raise ValueError(f"size must be a whole number of rows or a share between 0 and 1, got {size!r}")
-        return max(least, round(size * n))
-    if check_count("size", size) < least:
+    share = isinstance(size, float | np.floating)
+    count = check_size(size, n if share else None, "rows")
+    if count < least and not share:
         raise ValueError(f"size must be at least the number of classes, {least}, got {size!r}")
-    return int(size)
+    return max(least, count)
 
 
 def seed_of(random_state: int | np.random.RandomState | None) -> int:

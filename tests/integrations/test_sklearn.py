@@ -197,7 +197,7 @@ def test_any_estimator_with_weights_will_do() -> None:
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(0, "at least 1"), (2, "at least the number of classes, 3"), (1.5, "a share between 0 and 1"), ("9", "whole")],
+    [(0, "at least 1"), (2, "at least the number of classes, 3"), (1.5, "between 1 and the 150 rows"), ("9", "whole")],
 )
 def test_sizes_that_cannot_be_are_refused(size: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
