@@ -1,6 +1,7 @@
 """The Python face of tables: what comes out is of the kind that went in."""
 
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,16 @@ def test_a_class_without_rows_is_warned_of_and_kept_if_asked_for() -> None:
     for option in ({"min_per_class": 2}, {"class_weight": "balanced"}):
         chosen = rc.tables.select(table, target="y", size=20, **option)
         assert chosen.column("y").to_pylist().count("rare") >= 2
+
+
+def test_many_rows_are_announced_with_the_time_they_take_which_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quiet = rc.tables.select(frame(), target="y", size=5)
+    monkeypatch.setattr("recollect.tables.memory._LONG", 90)
+    announced = rc.tables.select(frame(), target="y", size=5, progress=True)
+    assert re.search(r"^90 rows will take about .*(second|minute)s?$", capsys.readouterr().err, re.MULTILINE)
+    pandas.testing.assert_frame_equal(quiet, announced)
 
 
 @pytest.mark.parametrize("wrong", [3, None, {"x": [1]}, [], [1, 2], pa.table({"x": []}), pandas.DataFrame({"x": []})])

@@ -16,6 +16,7 @@ from torch import Tensor
 from recollect import models
 from recollect.classes import LostClassWarning
 from recollect.embedding import MakeModel
+from recollect.estimating import estimate
 from recollect.memories import ClassBalanced, GradientMatching, Memory
 from recollect.progress import progress_bar
 from recollect.tables.account import Account
@@ -25,10 +26,11 @@ from recollect.tables.examining import Examined
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Source
 from recollect.tables.settings import ROW_BYTES, TABLE_MEMORIES, Settings
-from recollect.tables.timing import LONG, expected_seconds
 from recollect.tables.values import class_names
 from recollect.terminal import lasting
 
+_LONG = 50_000  # from so many rows on, people are told beforehand how long it may take
+_FIRST = 1024  # rows that this is measured on
 _ROOM = 16  # outputs of the network at least, so that classes may come later
 
 
@@ -185,13 +187,15 @@ class TableMemory:
         return taken
 
     def _announce(self, features: Tensor, targets: Tensor, total: int, rows: int, say: Callable[[str], None]) -> None:
-        memory = self.memory
-        if total < LONG or not isinstance(memory, GradientMatching) or memory.embedding is None or not len(targets):
+        """Say how long it will take, measured on the first rows, which decide nothing else by that."""
+        memory, rows = self.memory, min(rows, total)
+        if total < _LONG or not isinstance(memory, GradientMatching) or memory.embedding is None:
             return
-        seconds = expected_seconds(
-            memory.embedding.make_model, self.loss, features, targets, rows=total, block=rows, size=memory.capacity
-        )
-        say(f"{total:,} rows will take about {lasting(seconds)}")
+        if memory.capacity < rows and len(targets):
+            make_model = memory.embedding.make_model
+            some, labels = features[:_FIRST], targets[:_FIRST]
+            cost = estimate(make_model, some, memory.capacity, targets=labels, rows=rows, loss=self.loss)
+            say(f"{total:,} rows will take about {lasting(cost.seconds * total / rows)}")
 
     def lost(self) -> list[str]:
         """The classes that were seen and of which no row is kept."""
