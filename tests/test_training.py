@@ -203,12 +203,13 @@ def test_remembered_examples_are_drawn_at_random_for_each_step() -> None:
     assert drawn != [[0, 1, 2, 3]] * 3
 
 
-def test_predicting_leaves_the_mode_of_a_model_as_it_was() -> None:
+def test_predicting_takes_pieces_and_leaves_the_mode_of_a_model_as_it_was() -> None:
     with torch.random.fork_rng():
         model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
     for training in (True, False):
         model.train(training)
-        assert torch.equal(*(predict(model, torch.ones(4, 3)) for _ in range(2)))
+        inputs = torch.arange(12.0).reshape(4, 3)
+        assert torch.allclose(predict(model, inputs), predict(model, inputs, batch_size=3))
         assert model.training == model[1].training == training
 
 

@@ -88,6 +88,8 @@ def test_predictions_are_outputs_and_determined_by_the_seed(make: Callable[..., 
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert not first.requires_grad
+    drawn = [make(rc.Reservoir(12), seed=seed)._fresh_model().state_dict() for seed in (0, 1)]
+    assert not all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items())
 
 
 @pytest.mark.parametrize("memory", FACTORIES)
@@ -328,6 +330,9 @@ def test_gdumb_shows_a_memory_the_model_trained_on_what_it_held() -> None:
 def test_joint_trains_on_everything_seen() -> None:
     learner = observe(rc.Joint(make_model))
     assert torch.equal(learner.pending().batch.inputs, examples(90)[0])
+    with pytest.raises(ValueError, match="inputs must keep the type"):
+        learner.observe(examples(30)[0].double(), examples(30)[1])
+    assert len(learner.pending().batch) == 90
 
 
 @pytest.mark.parametrize("kind", ["ExperienceReplay", "ExperienceReplay, halves", "DarkExperienceReplay", "FineTune"])
