@@ -92,6 +92,13 @@ def memory(make: Callable[..., rc.Memory], problem: Problem, size: int, parts: l
     return one.batch.ids, one.batch.weights.double()
 
 
+def pursued(E: Tensor, candidates: Tensor, size: int, target: Tensor, seen: int, *, stream: bool) -> rc.Coreset:
+    """The choice out of these candidates; all of them while there is room."""
+    if seen <= size:
+        return rc.Coreset(torch.arange(seen), torch.ones(seen, dtype=torch.float64), 0.0)
+    return rc.pursue(E[candidates], min(size, len(candidates)), target=target, count=seen, hold_count=stream)
+
+
 def matching(setting: str, problem: Problem, size: int, parts: list[Tensor]) -> Chosen:
     """As `GradientMatching`, on embeddings that are there already."""
     E = problem.rows(setting)
@@ -102,7 +109,7 @@ def matching(setting: str, problem: Problem, size: int, parts: list[Tensor]) -> 
         target, seen = target + E[part].sum(0, dtype=torch.float64), seen + len(part)
         some = shortlisted(part, size, SHORTLIST, problem.seed)
         candidates = torch.cat([held, part if some is None else part[some]])
-        coreset = rc.pursue(E[candidates], size, target=target, count=seen, hold_count=len(parts) > 1)
+        coreset = pursued(E, candidates, size, target, seen, stream=len(parts) > 1)
         held, weights = candidates[coreset.indices], coreset.weights
         held, order = held.sort()
         weights = weights[order]
@@ -118,7 +125,7 @@ def centres_then_matching(setting: str, times: int, problem: Problem, size: int,
         target, seen = target + E[part].sum(0, dtype=torch.float64), seen + len(part)
         near, _ = memory(rc.Clustering, problem, times * size, [part])
         candidates = torch.cat([held, part[near]])
-        coreset = rc.pursue(E[candidates], size, target=target, count=seen, hold_count=len(parts) > 1)
+        coreset = pursued(E, candidates, size, target, seen, stream=len(parts) > 1)
         held, order = candidates[coreset.indices].sort()
         weights = coreset.weights[order]
     return held, weights
@@ -252,6 +259,32 @@ def show() -> None:
                     print(f"| {rule} | {' | '.join(cells)} |")
 
 
+PAIRS = [
+    ("all, S=5, d=1000", "all, S=10, d=1000"),
+    ("last, S=10", "all, S=10, d=1000"),
+    ("last, S=5", "all, S=10, d=1000"),
+    ("last, S=5, d=250", "last, S=5"),
+    ("all, S=10, d=1000", "clustering"),
+    ("clustering, weights matched, pull 0.1", "clustering"),
+    ("clustering, weights matched, pull 0.01", "clustering"),
+    ("gradient clusters by class, matched, pull 0.1", "clustering"),
+]
+
+
+def compare() -> None:
+    """Rules side by side on the same rows: the mean difference over all runs that both were part of."""
+    known = {tuple(r[name] for name in ("rule", "dataset", "seed", "size", "mode")): r for r in read()}
+    print("\n| | less | runs | accuracy | error, as a multiple |\n|---|---|---|---|---|")
+    for first, second in PAIRS:
+        pairs = [
+            (r, known[second, *key[1:]]) for key, r in known.items() if key[0] == first and (second, *key[1:]) in known
+        ]
+        gains = [mean(a["validation_accuracies"]) - mean(b["validation_accuracies"]) for a, b in pairs]
+        if len(gains) > 1:
+            spread, ratio = stdev(gains) / len(gains) ** 0.5, mean(a["error"] / b["error"] for a, b in pairs)
+            print(f"| {first} | {second} | {len(gains)} | {mean(gains):+.2f} ± {spread:.2f} | {ratio:.2f} |")
+
+
 def _cell(results: list[dict[str, Any]]) -> str:
     if not results:
         return ""
@@ -278,6 +311,7 @@ def main() -> None:
                     measure(name, seed, size, mode, arguments.rules)
     if arguments.table or not arguments.sets:
         show()
+        compare()
 
 
 if __name__ == "__main__":
