@@ -99,6 +99,17 @@ def test_the_first_examples_decide_for_the_whole_stream_also_if_it_is_resumed(tm
     assert float((steady.target - expected).norm() / expected.norm()) < 1e-4
 
 
+def test_examples_that_come_one_by_one_decide_together_once_there_is_a_choice_to_be_made() -> None:
+    inputs, targets = examples()
+    targets = targets * 1e6 + 1e9
+    memory, once = (rc.GradientMatching(NETWORKS["mlp"], 32, loss="squared_error", inits=2) for _ in range(2))
+    for x, y in zip(inputs[:33], targets[:33], strict=True):
+        memory.update(x[None], y[None])
+    once.update(inputs[:33], targets[:33])
+    assert torch.equal(memory._state["target scale"], once._state["target scale"])
+    assert torch.allclose(memory.target, once.target, rtol=1e-4, atol=1e-6)
+
+
 def test_a_dataset_and_any_batch_size_give_the_choice_of_tensors() -> None:
     inputs, targets = examples(5000)
     inputs, targets = inputs, targets * torch.linspace(1, 30, 5000)[:, None]

@@ -251,6 +251,8 @@ class GradientMatching(Memory):
         held, waiting = self._divided(held)
         if len(waiting) and candidates is None and arrivals is None:  # as if they came now
             waiting, arrived = waiting.take(torch.arange(0)), waiting.followed_by(arrived)
+            if not len(held) and embedding.prepared is None:  # no gradient has been looked at: all of them decide
+                prepared = embedding.prepare(arrived.inputs, arrived.targets)
         labels, seen = self._count(arrived)
         by_class: dict[str, Any] = {"labels": labels, "seen": seen, "classes": self._classes}
         rows = None
