@@ -322,3 +322,68 @@ def test_some_memories_choose_at_every_update(options: dict[str, Any]) -> None:
     memory = rc.GradientMatching(make_model, 8, **{**options, "inits": 2, "dim": 50})
     one_by_one(memory, 15)
     assert len(memory) == 8
+
+
+@pytest.mark.parametrize("sizes", [(5, 7), (60, 40), (60, 3)])
+def test_merged_memories_match_the_sum_of_both_targets(sizes: tuple[int, int], tmp_path: Path) -> None:
+    data = [examples(n, seed=n) for n in sizes]
+    memories = []
+    for i, (inputs, targets) in enumerate(data):
+        memory = rc.GradientMatching(make_model, 12, inits=2, dim=50)
+        memory.update(inputs, targets)
+        memory.save(tmp_path / str(i))
+        memories.append(rc.load_memory(tmp_path / str(i), make_model))
+    a, b = memories
+    before = [m.batch.ids.clone() for m in memories]
+    merged = a.merge(b)
+    total = a.target + b.target  # type: ignore[attr-defined]
+    exact = 1e-12 if min(sizes) > 4 else 1e-6  # up to rounding where some wait: they are added up as rows, not as sums
+    assert float((merged.target - total).norm() / total.norm()) < exact  # type: ignore[attr-defined]
+    assert merged.seen == sum(sizes)
+    assert len(merged) == 12
+    assert float(merged.batch.weights.sum()) == pytest.approx(sum(sizes), rel=0.3)
+    for row, place in zip(merged.batch.inputs, merged.batch.ids.tolist(), strict=True):  # the other's ids follow
+        site, own = (0, place) if place < sizes[0] else (1, place - sizes[0])
+        assert torch.equal(row, data[site][0][own])
+        assert own in before[site]
+    assert all(torch.equal(m.batch.ids, ids) for m, ids in zip(memories, before, strict=True))
+    merged.update(*examples(30, seed=9))
+    assert merged.seen == sum(sizes) + 30
+
+
+def test_only_memories_with_the_same_draws_are_merged() -> None:
+    memory = rc.GradientMatching(make_model, 5, inits=2, dim=50)
+    memory.update(*examples(20))
+    for other in (
+        rc.GradientMatching(make_model, 5, inits=2, dim=50, seed=1),
+        rc.GradientMatching(make_model, 5, inits=2, dim=51),
+        rc.GradientMatching(partial(rc.models.mlp, 4, 3, hidden=(16, 16)), 5, inits=2, dim=50),
+        rc.GradientMatching(make_model, 5, inits=2, dim=50, projection="sparse"),
+    ):
+        other.update(*examples(20))
+        with pytest.raises(ValueError, match="memories to be merged must have the same draws"):
+            memory.merge(other)
+    with pytest.raises(ValueError, match="can be merged with gradient matching, got Reservoir"):
+        memory.merge(rc.Reservoir(5))
+
+
+@pytest.mark.parametrize("options", [{}, {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}}])
+def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
+    inputs, targets = examples(60)
+    memory = rc.GradientMatching(make_model, 12, inits=2, dim=50, **options)
+    memory.update(inputs, targets)
+    rows = rc.GradientEmbedding(make_model, inits=2, dim=50).embed(inputs, targets).double()
+    if options:
+        rows *= torch.tensor([2.0, 1.0, 1.0])[targets][:, None]
+    held = memory.batch.ids[:3].tolist()
+    lost = [i for i in range(60) if i not in memory.batch.ids][:2]
+    missing = memory.forget([*held, *lost])
+    assert missing.tolist() == lost
+    left = rows.sum(0) - rows[held].sum(0)
+    assert float((memory.target - left).norm() / left.norm()) < 1e-6
+    assert not set(held) & set(memory.batch.ids.tolist())
+    memory.forget(lost, inputs[lost], targets[lost])
+    left -= rows[lost].sum(0)
+    assert float((memory.target - left).norm() / left.norm()) < 1e-6
+    fitted = memory.batch.weights.double() @ (rows[memory.batch.ids])
+    assert options or memory.error == pytest.approx(float((fitted - left).norm() / left.norm()), rel=1e-3)

@@ -68,7 +68,8 @@ class Clustering(Memory):
         state = self._statistics(new)
         seen = self.seen + len(arrived)
         if seen <= self.capacity:
-            return Choice(torch.arange(seen), torch.ones(seen), state)
+            everything = torch.arange(len(held) + len(arrived))
+            return Choice(everything, torch.ones(len(everything)), state)
         rows = self._scaled(torch.cat([self._vectors(held), new]) if len(held) else new, state, arrived)
         weights = torch.cat([held.weights, arrived.weights]).double().cpu().numpy()
         labels = _classes(torch.cat([held.targets, arrived.targets]))

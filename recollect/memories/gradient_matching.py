@@ -1,12 +1,14 @@
 """Continual gradient matching (Alg. 2)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import copy
+from dataclasses import replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Batch
+from recollect.batch import Batch, check_same_form
 from recollect.classes import (
     COUNTED,
     ClassWeight,
@@ -21,6 +23,7 @@ from recollect.dictionary import Dictionary, InMemory, Joined, taken
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.numerics import sum_rows
 from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted
@@ -274,7 +277,7 @@ class GradientMatching(Memory):
             arrived = waiting.followed_by(arrived)
         if seen is not None and labels is not None:
             target = seen.spread(target, Tally.of(labels))
-        if len(held):
+        if "target" in self._state:
             kept = {name: self._state[name].to(target.device) for name in ("target", "embeddings")}
             before = self._seen_classes()
             # Alg. 2: g <- g + sum_i g_i
@@ -288,11 +291,118 @@ class GradientMatching(Memory):
             everybody = torch.cat([targets, arrivals.classes.cpu()]) if arrivals else targets
             warn_of_lost_classes(everybody, targets[places[chosen]])
         self._prepared = prepared
-        state = {"target": target, "embeddings": candidates.rows(chosen)}
-        state["error"] = torch.tensor(coreset.error, dtype=torch.float64)
-        if seen is not None:
-            state |= {"classes": seen.classes, "counts": seen.counts}
+        state = _remembered(target, candidates.rows(chosen), coreset.error, seen)
         return Choice(places[chosen], coreset.weights.cpu()[order], {**state, **prepared.tensors})
+
+    def merge(self, other: Memory) -> Self:
+        """A memory of what both have seen, of this one's capacity: data that was not kept is not needed.
+
+        The target is the sum of both, the candidates are what both hold. The other stream's ids follow this one's, so
+        `id - self.seen` is its own. Both must have the same draws: the same options of gradients, seed and `make_model`
+        (and, where BatchNorm layers or outputs are scaled by the first examples, the same prepared embedding).
+        """
+        if not isinstance(other, GradientMatching):
+            raise ValueError(f"gradient matching can be merged with gradient matching, got {type(other).__name__}")
+        mine, theirs = self._settled(), other._settled()
+        about = [{name: value for name, value in m._state.items() if name not in _OWN} for m in (mine, theirs)]
+        if not self._matches_like(other) or not _same_tensors(*about):
+            raise ValueError(
+                "memories to be merged must have the same draws and classes, got others: give both the same make_model "
+                "and options, and one prepared embedding where it depends on the first examples"
+            )
+        later = theirs.batch.to(self.device)
+        check_same_form(mine.batch, later)
+        both = mine.batch.followed_by(replace(later, ids=later.ids + self.seen))
+        tallies = [m._seen_classes() for m in (mine, theirs)]
+        seen = tallies[0].plus(tallies[1]) if tallies[0] and tallies[1] else None
+        targets = [m._state["target"].to(self.device) for m in (mine, theirs)]
+        if seen is not None:
+            targets = [seen.spread(g, tally) for g, tally in zip(targets, tallies, strict=True) if tally]
+        rows = InMemory(torch.cat([m._state["embeddings"].to(self.device) for m in (mine, theirs)]))
+        target, count = targets[0] + targets[1], self.seen + other.seen
+        coreset = self._pursue(rows, both.targets.cpu(), target, count, seen, self.capacity)
+        chosen, order = coreset.indices.cpu().sort()
+        merged = copy(self)
+        state = {**about[0], **_remembered(target, rows.rows(chosen), coreset.error, seen)}
+        merged._commit(both.take(chosen[:0]), both, Choice(chosen, coreset.weights.cpu()[order], state), other.seen)
+        return merged
+
+    def _matches_like(self, other: "GradientMatching") -> bool:
+        """Whether embeddings of both may be added up."""
+        options = [
+            plain_options({k: v for k, v in m._gradients.items() if k not in ("batch_size", "device")})
+            for m in (self, other)
+        ]
+        return (self.seed, self._classes, options[0]) == (other.seed, other._classes, options[1])
+
+    def _settled(self) -> Self:
+        """The same, with the gradients of those that wait for a choice, all of them kept."""
+        _, waiting = self._divided(self.batch)
+        if not len(waiting):
+            return self
+        embedding, prepared = self._ready(waiting)
+        rows = embedding.dictionary(waiting.inputs, waiting.targets, prepared=prepared)
+        everything = rows.rows(torch.arange(len(waiting))).to(self.device)
+        known = "target" in self._state
+        settled, state = copy(self), {k: v for k, v in self._state.items() if k != "waiting"}
+        total = rows.sum().to(self.device)
+        state["target"] = self._state["target"] + total if known else total
+        state["embeddings"] = torch.cat([self._state["embeddings"], everything]) if known else everything
+        settled._state = state
+        return settled
+
+    def forget(self, ids: Any, inputs: Any = None, targets: Any = None) -> Tensor:
+        """Remove examples that must be deleted, and take their gradients, with weight one, out of the target.
+
+        The weights of those that stay are fitted anew. Of an example that is no longer held nothing is known but its
+        part of the target: to take that out too, pass the examples themselves. Returns the ids that were not held.
+        On any error the memory is as before.
+
+        Args:
+            ids: places in the stream, as in `batch.ids`.
+            inputs: the examples with these ids, in their order, if some are not held.
+            targets: one row per example.
+        """
+        wanted = self._check_ids(ids)
+        settled = self._settled()
+        held = settled.batch
+        stay = (~torch.isin(held.ids, wanted)).nonzero()[:, 0]
+        gone = torch.isin(held.ids, wanted).nonzero()[:, 0]
+        rows, labels = settled._state["embeddings"][gone], held.targets[gone]
+        missing = wanted[~torch.isin(wanted, held.ids)]
+        if inputs is not None and len(missing):
+            given = Batch.arriving(inputs, targets).to(self.device)
+            order = self._check_given(ids, given)
+            other = given.take(torch.isin(order, missing).nonzero()[:, 0])
+            embedding, prepared = self._ready(other)
+            rows = torch.cat([rows, embedding.embed(other.inputs, other.targets, prepared=prepared).to(self.device)])
+            labels = torch.cat([labels, other.targets])
+        target, seen = settled._state["target"], self._seen_classes()
+        if seen is None:
+            target = target - sum_rows(rows)
+        else:
+            places = seen.places(class_labels(labels, COUNTED).cpu())
+            target = target.index_add(0, places.to(target.device), rows.double(), alpha=-1)
+            seen = Tally(seen.classes, seen.counts - torch.bincount(places, minlength=len(seen.counts)))
+        rest = InMemory(settled._state["embeddings"][stay])
+        count = max(self.seen - len(rows), len(stay))
+        if len(stay) and self.seen > self.capacity:
+            coreset = self._fitted(rest, held.targets[stay].cpu(), target, count, seen, len(stay))
+        else:
+            coreset = Coreset(torch.arange(len(stay)), held.weights[stay].cpu(), 0.0)
+        chosen, order_ = coreset.indices.cpu().sort()
+        state = {**settled._state, **_remembered(target, rest.rows(chosen), coreset.error, seen)}
+        batch = held.take(stay[chosen.to(stay.device)])
+        weights = coreset.weights.cpu()[order_].to(self.device, torch.float32)
+        self._batch, self._state = replace(batch, weights=weights), state
+        return missing
+
+    def _check_given(self, ids: Any, given: Batch) -> Tensor:
+        check_same_form(self.batch, given)
+        order = torch.as_tensor(ids).to(self.device)
+        if len(order) != len(given):
+            raise ValueError(f"inputs must be those of the {len(order)} ids, got {len(given)}")
+        return order
 
     def _room(self, n: int) -> int:
         """How many places are left free after a choice for which n examples came: some, if they come a few at a time.
@@ -328,6 +438,11 @@ class GradientMatching(Memory):
             if seen is not None:
                 weights = seen.factors(self._classes[0])[seen.places(targets.long())]
             return Coreset(indices, weights, 0.0)
+        return self._fitted(candidates, targets, target, count, seen, places)
+
+    def _fitted(
+        self, candidates: Dictionary, targets: Tensor, target: Tensor, count: int, seen: Tally | None, places: int
+    ) -> Coreset:
         size, options = min(places, len(candidates)), {**self._pursuit, "progress": self.progress}
         if seen is None:
             return pursue(candidates, size, target=target, count=count, **options)
@@ -370,6 +485,22 @@ class GradientMatching(Memory):
         plain = {str(label): factor for label, factor in weight.items()} if isinstance(weight, Mapping) else weight
         classes = {"class_weight": plain, "min_per_class": least}
         return plain_options({**self._gradients, "shortlist": self._shortlist, **classes, **self._pursuit})
+
+
+_OWN = ("target", "embeddings", "error", "waiting", "classes", "counts")
+"""What a memory remembers beside its draws."""
+
+
+def _same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Whether two embeddings were prepared alike; the draws' numbers may differ by rounding between machines."""
+    if a.keys() != b.keys() or any(a[k].shape != b[k].shape for k in a):
+        return False
+    return all(torch.allclose(a[k].double().cpu(), b[k].double().cpu(), rtol=1e-6) for k in a)
+
+
+def _remembered(target: Tensor, rows: Tensor, error: float, seen: Tally | None) -> dict[str, Tensor]:
+    state = {"target": target, "embeddings": rows, "error": torch.tensor(error, dtype=torch.float64)}
+    return state if seen is None else {**state, "classes": seen.classes, "counts": seen.counts}
 
 
 _DEFAULTS: dict[str, Any] = GradientMatching.__init__.__kwdefaults__ or {}

@@ -34,6 +34,7 @@ class GSS(Memory):
     """
 
     needs_model = True
+    per_example = ("scores",)
 
     def __init__(
         self,

@@ -30,6 +30,8 @@ class Herding(Memory):
         (tensor([1, 3]), tensor([3., 1.]))
     """
 
+    per_example = ("features",)
+
     def __init__(self, capacity: int, *, features: Features | None = None, seed: int = 0) -> None:
         super().__init__(capacity, seed=seed)
         check_features(features)
@@ -70,6 +72,14 @@ class Herding(Memory):
         counts += torch.bincount(places, minlength=len(classes))
         sums.index_add_(0, places, features.double())
         return classes, counts, sums
+
+    def _state_without(self, stay: Tensor) -> dict[str, Tensor]:
+        """The classes' means lose what is forgotten too."""
+        gone = torch.ones(len(self.batch), dtype=torch.bool, device=stay.device).index_fill(0, stay, False)
+        places = torch.searchsorted(self._state["classes"], class_labels(self.batch.targets)[gone])
+        counts = self._state["counts"] - torch.bincount(places, minlength=len(self._state["counts"]))
+        sums = self._state["sums"].index_add(0, places, self._state["features"][gone].double(), alpha=-1)
+        return {**super()._state_without(stay), "counts": counts, "sums": sums}
 
     def options(self) -> dict[str, Any]:
         return {} if self._features is None else {"features": {"function": "features"}}

@@ -6,7 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from recollect.arrays import as_tensor
 from recollect.batch import Batch, Inputs, check_device, check_same_form, describe_weights, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
 from recollect.memories.storage import write_folder
@@ -67,6 +68,9 @@ class Memory(ABC):
 
     needs_model: ClassVar[bool] = False
     """Whether `update` must be given the learner's model."""
+
+    per_example: ClassVar[tuple[str, ...]] = ()
+    """Which tensors of the state have a row for each example held."""
 
     cuts_freely: ClassVar[bool] = False
     """Whether the choice does not depend on how the stream is cut: then a loader's batches are never held at once."""
@@ -154,6 +158,45 @@ class Memory(ABC):
         # From here on nothing can fail.
         self._batch, self._state = kept, state
         self.seen += len(arrived) if count is None else count
+
+    def merge(self, other: "Memory") -> Self:
+        """A memory of what both have seen. The other stream's ids follow this one's: `id - self.seen` is its own."""
+        raise ValueError(f"memories to be merged must be of gradient matching or reservoirs, got {type(self).__name__}")
+
+    def forget(self, ids: Any) -> Tensor:
+        """Remove examples that must be deleted; returns those of the ids that were not held.
+
+        The others' weights are scaled to add up to that much less than before. `seen` still counts what was forgotten,
+        as ids do, and so does what a memory knows of all it has seen (the scales of `Clustering`). On any error the
+        memory is as before.
+
+        Args:
+            ids: places in the stream, as in `batch.ids`.
+        """
+        wanted = self._check_ids(ids)
+        held, weights = self.batch, self.batch.weights
+        stay = (~torch.isin(held.ids, wanted)).nonzero()[:, 0]
+        rest = held.take(stay)
+        total = float(rest.weights.sum())
+        factor = max(0.0, float(weights.sum()) - (len(held) - len(rest))) / total if total else 1.0
+        state = self._state_without(stay)
+        self._batch, self._state = replace(rest, weights=rest.weights * factor), state
+        missing: Tensor = wanted[~torch.isin(wanted, held.ids)]
+        return missing
+
+    def _check_ids(self, ids: Any) -> Tensor:
+        """Ids of this stream, each once."""
+        wanted = as_tensor(ids, "ids").to(self.batch.ids.device)
+        if wanted.ndim != 1 or wanted.is_floating_point() or wanted.dtype == torch.bool:
+            raise ValueError(f"ids must be a row of whole numbers, got {wanted.dtype} of shape {tuple(wanted.shape)}")
+        wanted = torch.tensor(sorted(set(wanted.tolist())), dtype=torch.long, device=wanted.device)
+        if len(wanted) and not 0 <= int(wanted[0]) <= int(wanted[-1]) < self.seen:
+            raise ValueError(f"ids must be from 0 to {self.seen - 1}, as {self.seen} were seen, got others")
+        return wanted
+
+    def _state_without(self, stay: Tensor) -> dict[str, Tensor]:
+        """What is remembered of the examples at these positions, and of the stream as a whole."""
+        return {name: value[stay] if name in self.per_example else value for name, value in self._state.items()}
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Sample:
         """`n` different examples, each equally likely, with their weights; all of them if there are fewer.

@@ -30,13 +30,15 @@ class Reservoir(Memory):
 
     cuts_freely = True
 
+    per_example = ("keys",)
+
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         keys = uniform_keys(self.seed, arrived.ids)
         if "keys" in self._state:
             keys = torch.cat([self._state["keys"], keys])
         return _smallest(keys, self.capacity, self.seen + len(arrived), self._state)
 
-    def merge(self, other: "Reservoir") -> Self:
+    def merge(self, other: Memory) -> Self:
         """A uniform sample of what both have seen. The other stream's ids follow this one's.
 
         Its capacity is this one's, or the other's if that is smaller and has been exceeded: of a stream only the

@@ -575,3 +575,53 @@ def test_capacity_must_be_positive(capacity: int) -> None:
         make = partial(kind, make_model) if kind is rc.GradientMatching else kind
         with pytest.raises(ValueError, match="capacity must be a whole number of at least 1"):
             make(capacity)
+
+
+def test_forgotten_examples_are_gone_and_the_stream_goes_on(make: Callable[..., rc.Memory], tmp_path: Path) -> None:
+    for sizes, count in (([7], 2), ([40], 3), ([40], CAPACITY)):
+        memory = make()
+        fill(memory, sizes)
+        held = memory.batch.ids
+        gone, absent = held[:count], [i for i in range(sum(sizes)) if i not in held][:1]
+        assert memory.forget([*gone.tolist(), *absent]).tolist() == absent
+        assert memory.seen == sum(sizes)
+        assert not torch.isin(memory.batch.ids, gone).any()
+        assert len(memory) <= len(held) - len(gone)
+        if len(gone) < len(held):
+            assert float(memory.batch.weights.sum()) == pytest.approx(sum(sizes) - len(gone), rel=0.4)
+        memory.save(tmp_path)
+        loaded = rc.load_memory(tmp_path, make_model)
+        assert same(memory, loaded)
+        for one in (memory, loaded):
+            one.update(*examples(40, seed=3), model=the_model())
+        assert same(memory, loaded)
+        assert not torch.isin(memory.batch.ids, gone).any()
+
+
+def test_ids_that_were_never_seen_cannot_be_forgotten(make: Callable[..., rc.Memory]) -> None:
+    memory, untouched = make(), make()
+    for one in (memory, untouched):
+        fill(one, [30])
+    for ids in ([30], [-1], [0.5], 3, "ids", [True]):
+        with pytest.raises(ValueError, match=r"^ids must[^\n]*$"):
+            memory.forget(ids)
+    assert same(memory, untouched)
+
+
+def test_memories_are_merged_or_refuse_in_one_sentence(make: Callable[..., rc.Memory]) -> None:
+    gradients = isinstance(make(), rc.GradientMatching)
+    first, second = make(), make() if gradients else make(seed=1)
+    for memory, sizes in ((first, [40]), (second, [9, 30])):
+        fill(memory, sizes, seed=sizes[0])
+    if type(first).merge is rc.Memory.merge:
+        with pytest.raises(ValueError, match=r"^memories to be merged must be of gradient matching or reservoirs"):
+            first.merge(second)
+        return
+    merged = first.merge(second)
+    assert merged.seen == 79
+    assert len(merged) <= CAPACITY
+    assert float(merged.batch.weights.sum()) == pytest.approx(79, rel=0.4)
+    mine, other = first.batch, second.batch
+    pairs = [(i, mine) if i < 40 else (i - 40, other) for i in merged.batch.ids.tolist()]
+    for row, (own, batch) in zip(merged.batch.inputs, pairs, strict=True):
+        assert torch.equal(row, batch.inputs[batch.ids == own][0])
