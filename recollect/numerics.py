@@ -30,7 +30,11 @@ def sum_rows(matrix: Tensor) -> Tensor:
 
 def row_norms(matrix: Tensor) -> Tensor:
     """The norm of each row, in float64, so that no square of a float32 number overflows or vanishes."""
-    return torch.cat([torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in matrix.split(_BLOCK)])
+    norms = torch.empty(len(matrix), dtype=torch.float64, device=matrix.device)
+    # Into one tensor: many small ones, each made beside a large temporary, would keep all those from being used again.
+    for block, place in zip(matrix.split(_BLOCK), norms.split(_BLOCK), strict=True):
+        torch.linalg.vector_norm(block, dim=1, dtype=torch.float64, out=place)
+    return norms
 
 
 class ExactSum:
