@@ -422,7 +422,15 @@ def test_dark_replay_by_hand() -> None:
 def test_dark_replay_keeps_the_outputs_of_what_is_kept_and_of_nothing_else() -> None:
     learner = rc.DarkExperienceReplay(make_model, rc.Reservoir(12), epochs=1)
     observe(learner)
+    before = dict(learner._outputs)
+    inputs, targets = examples(30, seed=4)
+    learner.observe(inputs, targets)
     assert set(learner._outputs) == set(learner.memory.batch.ids.tolist())
+    stayed = before.keys() & learner._outputs.keys()
+    assert 0 < len(stayed) < 12
+    assert all(torch.equal(before[i], learner._outputs[i]) for i in stayed)
+    new = learner.predict(inputs)
+    assert all(torch.allclose(new[i - 90], learner._outputs[i], atol=1e-6) for i in learner._outputs.keys() - stayed)
 
 
 def test_dark_replay_holds_outputs_in_place() -> None:
