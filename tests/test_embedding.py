@@ -417,7 +417,12 @@ def test_fresh_batchnorm_layers_get_the_statistics_of_the_first_examples() -> No
         with torch.no_grad():
             model = embedding._model(s)
             assert isinstance(model, rc.models.ResNet)
-            assert torch.allclose(mean, model.conv1(inputs).mean((0, 2, 3)), atol=1e-5)
+            h = model.conv1(inputs)
+        assert torch.allclose(mean, h.mean((0, 2, 3)), atol=1e-5)
+        variance = embedding.prepared.statistics[s]["bn1.running_var"]
+        assert torch.allclose(variance, h.var((0, 2, 3)), rtol=1e-4)
+        assert embedding.prepared.draws is not None
+        assert torch.equal(embedding.prepared.draws[s].model.bn1.running_var, variance)
     first = embedding.embed(inputs, LABELS)
     embedding.embed(inputs + 5, LABELS)  # later examples do not move them
     assert torch.equal(embedding.embed(inputs, LABELS), first)

@@ -125,10 +125,11 @@ def test_picks_in_a_pool_are_those_of_exact_pursuit_on_the_pool(
     """With a pool of everything, several picks per scan are exactly one pick per scan."""
     monkeypatch.setattr("recollect.pursuit.POOL_PER_PICK", 10_000)
     G = random_rows(300, 400) + 0.2
-    options = {"center": center, "rule": rule, "regularization": 0.02, "count": 300}
-    for hold_count in (True, False):
-        exact = rc.pursue(G, 90, exact=True, hold_count=hold_count, **options)  # type: ignore[arg-type]
-        pooled = rc.pursue(G, 90, exact=False, hold_count=hold_count, **options)  # type: ignore[arg-type]
+    options = {"center": center, "rule": rule, "count": 300}
+    for hold_count, regularization in ((True, 0.02), (False, 0.02), (False, 3.0)):
+        options |= {"hold_count": hold_count, "regularization": regularization}
+        exact = rc.pursue(G, 90, exact=True, **options)  # type: ignore[arg-type]
+        pooled = rc.pursue(G, 90, exact=False, **options)  # type: ignore[arg-type]
         assert pooled.indices.tolist() == exact.indices.tolist()
         assert torch.allclose(pooled.weights, exact.weights, atol=1e-8)
 

@@ -433,6 +433,14 @@ def test_dark_replay_keeps_the_outputs_of_what_is_kept_and_of_nothing_else() -> 
     assert all(torch.allclose(new[i - 90], learner._outputs[i], atol=1e-6) for i in learner._outputs.keys() - stayed)
 
 
+def test_dark_replay_goes_on_with_a_memory_that_was_filled_by_another_way() -> None:
+    memory = rc.Reservoir(12)
+    learner = rc.DarkExperienceReplay(make_model, memory, epochs=1)
+    memory.update(*examples(30))
+    learner.observe(*examples(30, seed=4))
+    assert set(learner._outputs) == set(memory.batch.ids.tolist())
+
+
 def test_dark_replay_holds_outputs_in_place() -> None:
     """With a large alpha, the outputs on remembered examples stay nearer to what they were."""
     inputs, targets = examples(60)

@@ -315,6 +315,7 @@ def test_the_dataset_is_what_is_held(make: Callable[..., rc.Memory]) -> None:
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(memory.batch, name))
     one = dataset[-1]
     assert torch.equal(one.inputs, memory.batch.inputs[-1])
+    memory.of_its_own = lambda: None  # cannot be pickled
     copied = pickle.loads(pickle.dumps(dataset))  # what other processes get: the examples, and nothing that made them
     assert len(copied) == len(memory)
     assert torch.equal(copied[0].inputs, dataset[0].inputs)
