@@ -50,14 +50,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--share", type=float, default=0.01)
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--part", choices=["test", "validation"], default="test")
+    parser.add_argument("--without-all", action="store_true", help="do not fit on all rows")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", category=UserWarning)  # of solvers that stop early
     ways: dict[str, Callable[..., Any]] = {"random rows": random, "CoresetClassifier": chosen}
-    if hasattr(rc, "Clustering"):
-        ways["Clustering"] = clustered
-    ways["all rows"] = everything
-    for name in SETS:
+    ways["Clustering"] = clustered
+    if not arguments.without_all:
+        ways["all rows"] = everything
+    for name in arguments.sets:
         dataset = rc.datasets.load(name)
         (X, y), (X_test, y_test) = [(part[0].numpy(), part[1].numpy()) for part in (dataset.train, dataset.test)]
         scores: dict[str, list[float]] = {way: [] for way in ways}
