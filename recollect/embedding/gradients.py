@@ -360,10 +360,15 @@ class GradientEmbedding:
             return ()
         first = _first_rows(inputs)  # who sees a stream in blocks has so many at hand
         inputs, targets = map_inputs(lambda t: t[:first], inputs), targets[:first]
-        scale, scales = TargetScale.of(targets), []
+        scale = TargetScale.of(targets)
+        scales: list[ScaledLoss] = []
         for s in range(self.inits):
             model = self._model(s)
             set_statistics(model, statistics[s])
+            if not scales:  # what does not fit at all has a sentence of its own
+                with torch.no_grad():
+                    few = forward(model, map_inputs(lambda t: t[:2], inputs))
+                check_labels(few, targets[:2], self.loss)
             scales.append(scaled_loss(model, inputs, scale, self._losses, squared=self._loss is squared_error))
         return tuple(scales)
 
