@@ -2,6 +2,7 @@
 """Avalanche: a memory is a storage policy, and its weights arrive in the loss. Run by `make test-avalanche`."""
 
 import runpy
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import recollect as rc
 from recollect.randomness import seeded
 from tests.integrations.torchvision_operators import define
 
-LIBRARY = define()
-pytest.importorskip("avalanche", reason="Avalanche has an environment of its own: make test-avalanche")
+if find_spec("avalanche") is None:
+    pytest.skip("Avalanche has an environment of its own: make test-avalanche", allow_module_level=True)
+LIBRARY = define()  # before Avalanche imports torchvision
 
 from avalanche.benchmarks import tensors_benchmark
 from avalanche.benchmarks.utils import AvalancheDataset
