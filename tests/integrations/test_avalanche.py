@@ -18,6 +18,7 @@ from tests.integrations.torchvision_operators import define
 if find_spec("avalanche") is None:
     pytest.skip("Avalanche has an environment of its own: make test-avalanche", allow_module_level=True)
 LIBRARY = define()  # before Avalanche imports torchvision
+pytest.importorskip("avalanche")  # which lets it warn, as of solvers that are not there
 
 from avalanche.benchmarks import tensors_benchmark
 from avalanche.benchmarks.utils import AvalancheDataset
