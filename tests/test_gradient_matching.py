@@ -105,6 +105,10 @@ def test_embeddings_are_kept_of_the_examples_that_are(shortlist: float | None) -
     assert memory.embedding is not None
     again = memory.embedding.embed(batch.inputs, batch.targets, prepared=prepared)
     assert torch.allclose(memory._state["embeddings"], again, atol=1e-5)
+    everything = memory.embedding.embed(*examples(180), prepared=prepared).double().sum(0)
+    assert (
+        float((memory.target - everything).norm() / everything.norm()) < 1e-5
+    )  # also of those that were no candidates
 
 
 def test_batchnorm_statistics_are_saved_with_the_memory(tmp_path: Path) -> None:

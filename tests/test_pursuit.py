@@ -295,6 +295,11 @@ def test_late_picks_do_not_drown_in_rounding_errors() -> None:
     assert single.error <= 1.02 * double.error
 
 
+def test_rows_of_several_parts_come_in_the_order_that_they_are_asked_for() -> None:
+    G, order = random_rows(10, 4), torch.tensor([9, 2, 0, 5, 3, 7])
+    assert torch.equal(Joined(InMemory(G[:4]), InMemory(G[4:])).rows(order), G[order])
+
+
 def test_several_parts_are_one_dictionary() -> None:
     G = random_rows(50, 20) + 0.3
     parts = Joined(InMemory(G[:7]), InMemory(G[7:]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import recollect as rc
+from recollect.selection import shortlisted
 from tests.networks import LABELS, NETWORKS
 from tests.oracles import gradients_by_torch_func
 
@@ -45,6 +46,15 @@ def test_selection_takes_arrays() -> None:
 def test_the_papers_settings_are_keyword_arguments() -> None:
     coreset = rc.select(make_model, NETWORKS["mlp"][1], LABELS, 3, **rc.PAPER)
     assert len(coreset) == 3
+
+
+def test_rows_are_chosen_from_the_shortlist_by_their_own_numbers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(200, 6, generator=generator), torch.arange(200) % 3
+    rows = shortlisted(torch.arange(200), 5, 2.0, 0)
+    assert rows is not None and len(rows) == 10
+    coreset = rc.select(make_model, inputs, targets, 5, inits=2, shortlist=2.0)
+    assert set(coreset.indices.tolist()) < set(rows.tolist())
 
 
 @pytest.mark.parametrize("size", [0, 8, -1, 2.0, True])
