@@ -166,8 +166,8 @@ def pursue(
     regularization = check_number("regularization", regularization)
     count = check_number("count", count) if count is not None and hold_count else None
     _check_options(size, rule, center, tolerance, nonnegative)
-    total = dictionary.sum() if target is None else _as_target(target, dictionary)
     norms = _checked_norms(dictionary)
+    total = dictionary.sum() if target is None else _as_target(target, dictionary)
 
     outliers = _outliers(norms)
     ordinary = torch.ones(n, dtype=torch.bool, device=norms.device).index_fill(0, outliers, False)
