@@ -75,7 +75,8 @@ $(AVALANCHE)/installed: .venv/installed
 	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > $$($(AVALANCHE)/bin/python $(SITE))/base.pth
 	$(BIN)/python -m pip --python $(AVALANCHE)/bin/python install --quiet --disable-pip-version-check --no-deps \
 		avalanche-lib==0.6.0 torchvision==0.29.2 absl-py beautifulsoup4 gdown gputil pytorchcv qpsolvers soupsieve \
-		tensorboard wandb
+		tensorboard
+	$(BIN)/python -m pip --python $(AVALANCHE)/bin/python install --quiet --disable-pip-version-check -c constraints.txt wandb
 	touch $@
 
 # What benchmarks compare with; one that does not install is reported by the benchmark that wants it.
