@@ -11,10 +11,12 @@ Ray places, ships, spills and restarts: a worker that dies is started again, and
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ from recollect.batch import Batch
 from recollect.dictionary import SCAN_ROWS, Dictionary, add_up
 from recollect.embedding import GradientEmbedding, Prepared
 from recollect.numerics import ExactSum
-from recollect.onepass import Arrivals, smallest_keys, whole_classes
+from recollect.onepass import Arrivals, drawn, whole_classes
 from recollect.progress import progress_bar
 from recollect.sources import examples_of
 
@@ -129,12 +131,11 @@ def look_over(
         progress: show a progress bar in a terminal.
     """
     ray = _import_ray()
-    count = sum(piece.rows for piece in pieces)
-    look, first = ray.remote(_look), ray.get(ray.remote(_first).remote(load, pieces[0].what))
-    block = embedding.block_rows(first.inputs)
-    if prepared is None:
-        head = ray.get(ray.remote(_head).remote(load, *_parts(pieces, 0, min(block, count))))
-        prepared = embedding.prepare(head.inputs, head.targets)
+    ends = _ends(pieces)
+    count = ends[-1]
+    look = ray.remote(_look).options(max_retries=-1)
+    block: int = ray.get(ray.remote(_block_rows).remote(load, embedding, pieces[0].what))
+    prepared = prepared or _prepare(ray, embedding, pieces, load, block)
     work = ray.put(Work(embedding, prepared, load, limit, seed))
     step = -(-max(rows_per_task, 1) // block) * block
     running: list[Any] = []
@@ -142,7 +143,7 @@ def look_over(
     with progress_bar("looking at examples", count, show=progress) as bar:
         for start in range(0, count, step):
             stop = min(start + step, count)
-            running.append(look.options(max_retries=-1).remote(work, first_id + start, *_parts(pieces, start, stop)))
+            running.append(look.remote(work, first_id + start, *_parts(pieces, start, stop, ends)))
             if len(running) >= _WAITING * processors:
                 found, running = _gather(ray, found, running, work)
             bar.advance(stop - start)
@@ -161,20 +162,25 @@ def shards_of(
 ) -> tuple[Dictionary, Tensor]:
     """All examples as candidates, embedded by actors and kept by them, one for each processor; and their targets."""
     ray = _import_ray()
-    count = sum(piece.rows for piece in pieces)
-    if prepared is None:
-        block = embedding.block_rows(ray.get(ray.remote(_first).remote(load, pieces[0].what)).inputs)
-        head = ray.get(ray.remote(_head).remote(load, *_parts(pieces, 0, min(block, count))))
-        prepared = embedding.prepare(head.inputs, head.targets)
+    ends = _ends(pieces)
+    count = ends[-1]
+    block: int = ray.get(ray.remote(_block_rows).remote(load, embedding, pieces[0].what))
+    prepared = prepared or _prepare(ray, embedding, pieces, load, block)
     work = ray.put(Work(embedding, prepared, load, 0, 0))
     unit = math.lcm(SCAN_ROWS, embedding.batch_size)  # within which rows are embedded and scanned together
     step = -(-count // (processors * unit)) * unit
     actor = ray.remote(Shard).options(max_restarts=-1, max_task_retries=-1)
     pieces = [Piece(ray.put(what) if isinstance(what, Batch) else what, rows) for what, rows in pieces]
-    shards = [actor.remote(work, *_parts(pieces, i, min(i + step, count))) for i in range(0, count, step)]
-    return Sharded(shards, [work, *(piece.what for piece in pieces)]), torch.cat(
-        ray.get([shard.targets.remote() for shard in shards])
-    )
+    shards = [actor.remote(work, *_parts(pieces, i, min(i + step, count), ends)) for i in range(0, count, step)]
+    targets = torch.cat(ray.get([shard.targets.remote() for shard in shards]))
+    return Sharded(shards, [work, *(piece.what for piece in pieces)]), targets
+
+
+def _prepare(ray: Any, embedding: GradientEmbedding, pieces: Sequence[Piece], load: Load, block: int) -> Prepared:
+    """What is decided on first sight of the first block, which is all that comes here."""
+    ends = _ends(pieces)
+    head = ray.get(ray.remote(_head).remote(load, *_parts(pieces, 0, min(block, ends[-1]), ends)))
+    return embedding.prepare(head.inputs, head.targets)
 
 
 def spread(function: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
@@ -284,15 +290,21 @@ def _put_together(ray: Any, work: Any, found: list[Any]) -> Any:
     return ray.remote(_merge).options(max_retries=-1).remote(work, *found)
 
 
-def _parts(pieces: Sequence[Piece], start: int, stop: int) -> list[Any]:
-    """Which pieces hold the examples from start to stop, as arguments: the cuts, then what to load."""
-    cuts, whats, first = [], [], 0
-    for piece in pieces:
-        if first < stop and first + piece.rows > start:
-            cuts.append((max(start - first, 0), min(stop - first, piece.rows)))
-            whats.append(piece.what)
-        first += piece.rows
+def _parts(pieces: Sequence[Piece], start: int, stop: int, ends: Sequence[int]) -> list[Any]:
+    """Which pieces hold the examples from start to stop, as arguments: the cuts, then what to load.
+
+    The ends, where each piece ends among all examples, are found out once for all.
+    """
+    cuts, whats = [], []
+    for i in range(bisect_right(ends, start), bisect_left(ends, stop) + 1):
+        first = ends[i] - pieces[i].rows
+        cuts.append((max(start - first, 0), min(stop - first, pieces[i].rows)))
+        whats.append(pieces[i].what)
     return [cuts, *whats]
+
+
+def _ends(pieces: Sequence[Piece]) -> list[int]:
+    return [*accumulate(piece.rows for piece in pieces)]
 
 
 def _load(load: Load, cuts: list[tuple[int, int]], whats: Sequence[Any]) -> Batch:
@@ -304,8 +316,8 @@ def _load(load: Load, cuts: list[tuple[int, int]], whats: Sequence[Any]) -> Batc
     return Batch.joined(parts)
 
 
-def _first(load: Load, what: Any) -> Batch:
-    return load(what).take(torch.arange(1))
+def _block_rows(load: Load, embedding: GradientEmbedding, what: Any) -> int:
+    return embedding.block_rows(load(what).inputs)
 
 
 def _head(load: Load, cuts: list[tuple[int, int]], *whats: Any) -> Batch:
@@ -318,16 +330,17 @@ def _look(work: Work, first_id: int, cuts: list[tuple[int, int]], *whats: Any) -
     batch = _load(work.load, cuts, whats)
     batch = Batch(batch.inputs, batch.targets, batch.weights, torch.arange(first_id, first_id + len(batch)))
     total = work.embedding.add_total(None, batch.inputs, batch.targets, prepared=work.prepared)
-    return Found(total, smallest_keys(batch, work.limit, work.seed), whole_classes(batch.targets), len(batch))
+    candidates = batch.take(drawn(batch.ids, work.limit, work.seed))
+    return Found(total, candidates, whole_classes(batch.targets), len(batch))
 
 
 def _merge(work: Work, *found: Found) -> Found:
     total = ExactSum(*found[0].total.shape)
     for part in found:
         total.merge(part.total)
-    candidates = Batch.joined(sorted((part.candidates for part in found), key=lambda batch: int(batch.ids[0])))
-    order = candidates.ids.argsort()
-    candidates = smallest_keys(candidates.take(order), work.limit, work.seed)
+    some = Batch.joined(part.candidates for part in found)
+    some = some.take(some.ids.argsort())
+    candidates = some.take(drawn(some.ids, work.limit, work.seed))
     classes = torch.cat([part.classes for part in found]).unique()
     return Found(total, candidates, classes, sum(part.count for part in found))
 

@@ -1,5 +1,6 @@
 """Where candidate embeddings live, and the few questions that pursuit asks of them."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -65,15 +66,16 @@ class InMemory:
         return row_norms(self._embeddings)
 
 
-class _InBlocks:
+class _InBlocks(ABC):
     """What is the same for all candidates that are read a block at a time."""
 
     dtype: torch.dtype
     dim: int
     _totals: tuple[Tensor, Tensor] | None = None
 
+    @abstractmethod
     def _blocks(self) -> Iterator[Tensor]:
-        raise NotImplementedError
+        """The rows, a block at a time."""
 
     def products(self, vectors: Tensor) -> Tensor:
         v = vectors.to(self.dtype)

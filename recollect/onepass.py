@@ -79,18 +79,15 @@ def one_pass(
             if count > limit:
                 new = some if total is None else block  # until now all were candidates, and may have been all there are
                 total = embedding.add_total(total, new.inputs, new.targets, prepared=prepared)
-                some = smallest_keys(some, limit, seed)
+                some = some.take(drawn(some.ids.cpu(), limit, seed))
             bar.advance(len(block))
     assert some is not None and prepared is not None
     return Arrivals(some, total, count, prepared, classes)
 
 
-def smallest_keys(batch: Batch, limit: int, seed: int) -> Batch:
-    """Those whose ids have the smallest keys, in their order; the same of all examples as of what is left of parts."""
-    if len(batch) <= limit:
-        return batch
-    keys = uniform_keys(seed, batch.ids.cpu(), "shortlist")
-    return batch.take(keys.topk(limit, largest=False).indices.sort().values)
+def drawn(ids: Tensor, limit: int, seed: int) -> Tensor:
+    """Where those stand whose ids have the smallest keys, ascending: the same of all ids as of what parts leave."""
+    return uniform_keys(seed, ids, "shortlist").topk(min(limit, len(ids)), largest=False).indices.sort().values
 
 
 def whole_classes(targets: Tensor) -> Tensor:

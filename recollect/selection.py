@@ -38,7 +38,7 @@ from recollect.embedding.initialisations import CALIBRATION_ROWS
 from recollect.embedding.listening import gradients_of
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss, squared_error
-from recollect.onepass import Arrivals, one_pass
+from recollect.onepass import Arrivals, drawn, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
 from recollect.sources import Stream, examples_of
@@ -159,10 +159,7 @@ def select(
         if shortlist is None or classes != (None, 0):
             everything = source.whole()
             source = everything.inputs, everything.targets
-    length = (
-        source.count() if is_ray_dataset(source) else source.length if isinstance(source, Stream) else len(source[1])
-    )
-    size = check_size(size, length, "examples")
+    size = check_size(size, _length(source), "examples")
     embedding = GradientEmbedding(
         make_model,
         loss=loss,
@@ -322,9 +319,9 @@ def shortlisted(
     """
     if shortlist is None or (count := shortlist_length(size, shortlist)) >= len(ids):
         return None
-    keys = uniform_keys(seed, ids, "shortlist")
     if labels is None or seen is None:
-        return keys.topk(count, largest=False).indices.sort().values
+        return drawn(ids, count, seed)
+    keys = uniform_keys(seed, ids, "shortlist")
     class_weight, min_per_class = classes
     places = seen.places(labels).to(keys.device)
     keys = -torch.log1p(-keys) / seen.factors(class_weight).to(keys.device)[places]  # the first of a race: likelier

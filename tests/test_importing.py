@@ -15,28 +15,26 @@ def run(code: str) -> str:
     return done.stdout
 
 
+def heavy_modules_of(code: str) -> list[str]:
+    """What some code imports of the heavy modules, beyond what torch does."""
+    before = "import sys, torch\nbefore = set(sys.modules)\n"
+    after = f"print(*sorted({{m.partition('.')[0] for m in set(sys.modules) - before}} & set({HEAVY!r})))"
+    return run(before + code + after).split()
+
+
 def test_importing_brings_nothing_heavy_that_torch_does_not_bring() -> None:
-    found = run(
-        "import sys, torch\n"
-        "before = set(sys.modules)\n"
-        "import recollect\n"
-        f"print(*sorted({{m.partition('.')[0] for m in set(sys.modules) - before}} & set({HEAVY!r})))"
-    )
-    assert found.split() == []
+    assert heavy_modules_of("import recollect\n") == []
 
 
 def test_choosing_and_remembering_needs_nothing_heavy() -> None:
-    found = run(
-        "import sys, torch\n"
-        "before = set(sys.modules)\n"
+    found = heavy_modules_of(
         "import recollect as rc\n"
         "data = torch.randn(40, 3), torch.arange(40) % 2\n"
         "memory = rc.GradientMatching(lambda: rc.models.mlp(3, 2), 5, inits=2)\n"
         "memory.update(*data)\n"
         "rc.GDumb(lambda: rc.models.mlp(3, 2), memory, epochs=1).predict(data[0])\n"
-        f"print(*sorted({{m.partition('.')[0] for m in set(sys.modules) - before}} & set({HEAVY!r})))"
     )
-    assert found.split() == []
+    assert found == []
 
 
 def test_every_module_can_be_imported_without_what_only_posix_has() -> None:
