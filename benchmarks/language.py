@@ -37,6 +37,7 @@ def bert() -> nn.Module:
 
 def gpt2() -> nn.Module:
     sizes = {"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": LENGTH}
+    sizes |= {"bos_token_id": 0, "eos_token_id": 0}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))  # type: ignore[no-any-return]
 
 
