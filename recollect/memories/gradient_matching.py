@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -240,7 +240,7 @@ class GradientMatching(Memory):
     def revise(
         self, held: Batch, arrived: Batch, candidates: Dictionary | None = None, *, arrivals: Arrivals | None = None
     ) -> Choice:
-        """Decide what stays of what is held and what arrived.
+        """Decide what stays of what is held and what arrived (Alg. 2).
 
         What arrived is embedded unless candidates are given; it may be some of those that passed, the `arrivals`.
         """
@@ -257,42 +257,50 @@ class GradientMatching(Memory):
             if not len(held) and embedding.prepared is None:  # no gradient has been looked at: all of them decide
                 prepared = embedding.prepare(arrived.inputs, arrived.targets)
         labels, seen = self._count(arrived)
-        by_class: dict[str, Any] = {"labels": labels, "seen": seen, "classes": self._classes}
-        rows = None
         if arrivals is None:
-            rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, **by_class)
-        if arrivals is not None:
-            target, candidates = arrivals.gathered(embedding, progress=self.progress)
-        elif candidates is None:
+            pool = self._gathered(arrived, candidates, embedding, prepared, labels, seen)
+        else:
+            pool = _Pool.of(arrived, *arrivals.gathered(embedding, progress=self.progress))
+        if len(waiting):
+            others = embedding.dictionary(waiting.inputs, waiting.targets, prepared=prepared)
+            pool = pool.behind(waiting, others.sum(), others)
+        if "target" in self._state:
+            pool = pool.behind(held, *self._remembered(pool.target.device, seen))
+        coreset = self._pursue(pool, self.seen + count, seen, self.capacity - room)
+        choice = pool.choice(coreset, seen, prepared.tensors)
+        if seen is not None or get_loss(embedding.loss) is cross_entropy:
+            passed = pool.targets[:0] if arrivals is None else arrivals.classes.cpu()
+            warn_of_lost_classes(torch.cat([pool.targets, passed]), pool.targets[choice.indices])
+        self._prepared = prepared
+        return choice
+
+    def _gathered(
+        self,
+        arrived: Batch,
+        candidates: Dictionary | None,
+        embedding: GradientEmbedding,
+        prepared: Prepared,
+        labels: Tensor | None,
+        seen: Tally | None,
+    ) -> "_Pool":
+        """What arrived: the sum of its embeddings, and those on the shortlist as candidates."""
+        by_class: dict[str, Any] = {"labels": labels, "seen": seen, "classes": self._classes}
+        rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, **by_class)
+        if candidates is None:
             options: dict[str, Any] = {"labels": labels, "prepared": prepared, "progress": self.progress}
             target, candidates = gather(embedding, arrived.inputs, arrived.targets, rows, **options)
         else:
             target = candidates.sum() if labels is None else sums_by_class(candidates, labels)
             candidates = candidates if rows is None else taken(candidates, rows)
-        places = torch.arange(len(arrived)) if rows is None else rows
-        if len(waiting):
-            others = embedding.dictionary(waiting.inputs, waiting.targets, prepared=prepared)
-            target, candidates = target + others.sum(), Joined(others, candidates)
-            places = torch.cat([torch.arange(len(waiting)), len(waiting) + places])
-            arrived = waiting.followed_by(arrived)
         if seen is not None and labels is not None:
             target = seen.spread(target, Tally.of(labels))
-        if "target" in self._state:
-            kept = {name: self._state[name].to(target.device) for name in ("target", "embeddings")}
-            before = self._seen_classes()
-            # Alg. 2: g <- g + sum_i g_i
-            target += kept["target"] if seen is None or before is None else seen.spread(kept["target"], before)
-            candidates = Joined(InMemory(kept["embeddings"]), candidates)  # Alg. 2: G <- [C, G]
-            places = torch.cat([torch.arange(len(held)), len(held) + places])
-        targets = torch.cat([held.targets, arrived.targets]).cpu()
-        coreset = self._pursue(candidates, targets[places], target, self.seen + count, seen, self.capacity - room)
-        chosen, order = coreset.indices.cpu().sort()
-        if seen is not None or get_loss(embedding.loss) is cross_entropy:
-            everybody = torch.cat([targets, arrivals.classes.cpu()]) if arrivals else targets
-            warn_of_lost_classes(everybody, targets[places[chosen]])
-        self._prepared = prepared
-        state = _remembered(target, candidates.rows(chosen), coreset.error, seen)
-        return Choice(places[chosen], coreset.weights.cpu()[order], {**state, **prepared.tensors})
+        return _Pool.of(arrived, target, candidates, rows)
+
+    def _remembered(self, device: torch.device, seen: Tally | None) -> tuple[Tensor, Dictionary]:
+        """The sum of all embeddings up to now, by all classes seen where they matter, and those of the chosen."""
+        target, before = self._state["target"].to(device), self._seen_classes()
+        spread = target if seen is None or before is None else seen.spread(target, before)
+        return spread, InMemory(self._state["embeddings"].to(device))
 
     def merge(self, other: Memory) -> Self:
         """A memory of what both have seen, of this one's capacity: data that was not kept is not needed.
@@ -319,12 +327,10 @@ class GradientMatching(Memory):
         if seen is not None:
             targets = [seen.spread(g, tally) for g, tally in zip(targets, tallies, strict=True) if tally]
         rows = InMemory(torch.cat([m._state["embeddings"].to(self.device) for m in (mine, theirs)]))
-        target, count = targets[0] + targets[1], self.seen + other.seen
-        coreset = self._pursue(rows, both.targets.cpu(), target, count, seen, self.capacity)
-        chosen, order = coreset.indices.cpu().sort()
+        pool = _Pool.of(both, targets[0] + targets[1], rows)
+        coreset = self._pursue(pool, self.seen + other.seen, seen, self.capacity)
         merged = copy(self)
-        state = {**about[0], **_remembered(target, rows.rows(chosen), coreset.error, seen)}
-        merged._commit(both.take(chosen[:0]), both, Choice(chosen, coreset.weights.cpu()[order], state), other.seen)
+        merged._commit(both.take(torch.arange(0)), both, pool.choice(coreset, seen, about[0]), other.seen)
         return merged
 
     def _matches_like(self, other: "GradientMatching") -> bool:
@@ -384,17 +390,16 @@ class GradientMatching(Memory):
             places = seen.places(class_labels(labels, COUNTED).cpu())
             target = target.index_add(0, places.to(target.device), rows.double(), alpha=-1)
             seen = Tally(seen.classes, seen.counts - torch.bincount(places, minlength=len(seen.counts)))
-        rest = InMemory(settled._state["embeddings"][stay])
+        rest = held.take(stay)
+        pool = _Pool.of(rest, target, InMemory(settled._state["embeddings"][stay]))
         count = max(self.seen - len(rows), len(stay))
         if len(stay) and self.seen > self.capacity:
-            coreset = self._fitted(rest, held.targets[stay].cpu(), target, count, seen, len(stay))
+            coreset = self._fitted(pool, count, seen, len(stay))
         else:
-            coreset = Coreset(torch.arange(len(stay)), held.weights[stay].cpu(), 0.0)
-        chosen, order_ = coreset.indices.cpu().sort()
-        state = {**settled._state, **_remembered(target, rest.rows(chosen), coreset.error, seen)}
-        batch = held.take(stay[chosen.to(stay.device)])
-        weights = coreset.weights.cpu()[order_].to(self.device, torch.float32)
-        self._batch, self._state = replace(batch, weights=weights), state
+            coreset = Coreset(torch.arange(len(stay)), rest.weights.cpu(), 0.0)
+        choice = pool.choice(coreset, seen, settled._state)
+        weights = choice.weights.to(self.device, torch.float32)
+        self._batch, self._state = replace(rest.take(choice.indices), weights=weights), choice.state
         return missing
 
     def _check_given(self, ids: Any, given: Batch) -> Tensor:
@@ -428,25 +433,21 @@ class GradientMatching(Memory):
         state["waiting"] = self._state.get("waiting", torch.tensor(0)) + len(arrived)
         return Choice(torch.arange(len(held) + len(arrived)), torch.cat([held.weights, arrived.weights]), state)
 
-    def _pursue(
-        self, candidates: Dictionary, targets: Tensor, target: Tensor, count: int, seen: Tally | None, places: int
-    ) -> Coreset:
-        """Choose out of candidates with these targets, after so many examples; all of them while there is room."""
+    def _pursue(self, pool: "_Pool", count: int, seen: Tally | None, places: int) -> Coreset:
+        """Choose out of the pool, after so many examples; all of them while there is room."""
         if count <= self.capacity:
-            indices = torch.arange(len(candidates))
-            weights = torch.ones(len(candidates))
+            indices = torch.arange(len(pool.places))
+            weights = torch.ones(len(indices))
             if seen is not None:
-                weights = seen.factors(self._classes[0])[seen.places(targets.long())]
+                weights = seen.factors(self._classes[0])[seen.places(pool.labels)]
             return Coreset(indices, weights, 0.0)
-        return self._fitted(candidates, targets, target, count, seen, places)
+        return self._fitted(pool, count, seen, places)
 
-    def _fitted(
-        self, candidates: Dictionary, targets: Tensor, target: Tensor, count: int, seen: Tally | None, places: int
-    ) -> Coreset:
-        size, options = min(places, len(candidates)), {**self._pursuit, "progress": self.progress}
+    def _fitted(self, pool: "_Pool", count: int, seen: Tally | None, places: int) -> Coreset:
+        size, options = min(places, len(pool.places)), {**self._pursuit, "progress": self.progress}
         if seen is None:
-            return pursue(candidates, size, target=target, count=count, **options)
-        return pursue_classes(candidates, targets.long(), size, seen, target, self._classes, **options)
+            return pursue(pool.candidates, size, target=pool.target, count=count, **options)
+        return pursue_classes(pool.candidates, pool.labels, size, seen, pool.target, self._classes, **options)
 
     def _count(self, arrived: Batch) -> tuple[Tensor | None, Tally | None]:
         """The classes of what arrived, and how many of each were seen with it; None if classes do not matter."""
@@ -498,9 +499,54 @@ def _same_tensors(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.allclose(a[k].double().cpu(), b[k].double().cpu(), rtol=1e-6) for k in a)
 
 
-def _remembered(target: Tensor, rows: Tensor, error: float, seen: Tally | None) -> dict[str, Tensor]:
-    state = {"target": target, "embeddings": rows, "error": torch.tensor(error, dtype=torch.float64)}
-    return state if seen is None else {**state, "classes": seen.classes, "counts": seen.counts}
+@dataclass(frozen=True)
+class _Pool:
+    """What a choice is made from.
+
+    Attributes:
+        targets: of the examples at hand.
+        places: which of them are candidates, ascending.
+        target: what all examples add up to, also those that are no longer at hand; class by class where they matter.
+        candidates: the embeddings that are chosen from.
+    """
+
+    targets: Tensor
+    places: Tensor
+    target: Tensor
+    candidates: Dictionary
+
+    @classmethod
+    def of(cls, batch: Batch, target: Tensor, candidates: Dictionary, places: Tensor | None = None) -> Self:
+        """Of a batch of which all are candidates, unless it is said which."""
+        return cls(
+            batch.targets.cpu(), torch.arange(len(batch)) if places is None else places.cpu(), target, candidates
+        )
+
+    @property
+    def labels(self) -> Tensor:
+        """The classes of the candidates."""
+        return self.targets[self.places].long()
+
+    def behind(self, batch: Batch, target: Tensor, candidates: Dictionary) -> "_Pool":
+        """The same with others before them, all of which are candidates."""
+        return _Pool(
+            torch.cat([batch.targets.cpu(), self.targets]),
+            torch.cat([torch.arange(len(batch)), len(batch) + self.places]),
+            target + self.target,  # Alg. 2: g <- g + sum_i g_i
+            Joined(candidates, self.candidates),  # Alg. 2: G <- [C, G]
+        )
+
+    def choice(self, coreset: Coreset, seen: Tally | None, state: Mapping[str, Tensor]) -> Choice:
+        """Which of the examples at hand stay, with what is to be remembered of everything beside the given."""
+        chosen, order = coreset.indices.cpu().sort()
+        about = {
+            "target": self.target,
+            "embeddings": self.candidates.rows(chosen),
+            "error": torch.tensor(coreset.error, dtype=torch.float64),
+        }
+        if seen is not None:
+            about |= {"classes": seen.classes, "counts": seen.counts}
+        return Choice(self.places[chosen], coreset.weights.cpu()[order], {**state, **about})
 
 
 _DEFAULTS: dict[str, Any] = GradientMatching.__init__.__kwdefaults__ or {}
