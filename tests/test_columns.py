@@ -7,11 +7,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 
 from recollect.tables.dates import parse_dates
 from recollect.tables.encoding import Drift
 from recollect.tables.examining import examine, fit_encoding
+from recollect.tables.summaries import Summary
 from recollect.tables.values import parse_numbers
 
 
@@ -103,3 +104,47 @@ def test_what_columns_are_can_be_said() -> None:
             examine([table], "y", kinds=wrong)
     with pytest.raises(ValueError, match="must hold dates, got text such as 'a'"):
         examine([table], None, kinds={"y": "date"})
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from(["", "NA", "3", "4", "1,5", "1.5", "007", "12/31/2024", "31/12/2024", "red", "5 €", "-"]),
+            min_size=1,
+            max_size=6,
+        ),
+        min_size=2,
+        max_size=6,
+    ),
+    st.sampled_from([None, "date", "category"]),
+    st.sampled_from([1, 400]),
+)
+@example([["NA"], ["31/12/2024"], ["red"]], None, 1)
+def test_parts_looked_at_apart_and_folded_in_order_say_what_all_rows_say(
+    parts: list[list[str]], wanted: str | None, times: int
+) -> None:
+    pieces = [pa.chunked_array([pa.array([text or None for text in part] * times, pa.string())]) for part in parts]
+    one, other = (Summary("x", pa.string(), False, wanted) for _ in range(2))
+    for piece in pieces:
+        one.add(piece)
+    other.add(pieces[0])
+    for glimpse in [other.look(piece, later=True) for piece in pieces[1:]]:
+        other.fold(glimpse)
+    assert vars(one) == vars(other) and list(one.distinct) == list(other.distinct)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.0, 2.0, 3.0, 0.1, 1e9, None]), min_size=1, max_size=6), min_size=2),
+    st.booleans(),
+)
+def test_parts_of_numbers_are_folded_in_to_the_last_bit(parts: list[list[float | None]], is_target: bool) -> None:
+    pieces = [pa.chunked_array([pa.array(part, pa.float64())]) for part in parts]
+    one, other = (Summary("x", pa.float64(), is_target, None) for _ in range(2))
+    for piece in pieces:
+        one.add(piece)
+    other.add(pieces[0])
+    for glimpse in [other.look(piece, later=True) for piece in pieces[1:]]:
+        other.fold(glimpse)
+    assert vars(one) == vars(other) and list(one.distinct) == list(other.distinct)

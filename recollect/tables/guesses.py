@@ -1,7 +1,6 @@
 """What a column of text may be, followed until enough values speak against it."""
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +13,7 @@ STRAY = 0.05
 
 @dataclass
 class Moments:
-    """Mean, deviation and range of numbers that come in parts."""
+    """Mean, deviation and range of numbers that come in parts, which are put together in their order."""
 
     count: int = 0
     mean: float = 0.0
@@ -23,17 +22,26 @@ class Moments:
     high: float = -math.inf
     integral: bool = True
 
-    def add(self, values: NDArray[np.float64]) -> None:
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> "Moments":
+        """Of one part; what is not finite does not count."""
         values = values[np.isfinite(values)]
         if not len(values):
+            return cls()
+        mean = float(values.mean())
+        square, integral = float(((values - mean) ** 2).sum()), bool((values == np.round(values)).all())
+        return cls(len(values), mean, square, float(values.min()), float(values.max()), integral)
+
+    def add(self, part: "Moments") -> None:
+        """Add the part that comes next."""
+        if not part.count:
             return
-        n, mean = len(values), float(values.mean())
-        delta, total = mean - self.mean, self.count + n
-        self.square += float(((values - mean) ** 2).sum()) + delta**2 * self.count * n / total
+        n, delta, total = part.count, part.mean - self.mean, self.count + part.count
+        self.square += part.square + delta**2 * self.count * n / total
         self.mean += delta * n / total
         self.count = total
-        self.low, self.high = min(self.low, float(values.min())), max(self.high, float(values.max()))
-        self.integral = self.integral and bool((values == np.round(values)).all())
+        self.low, self.high = min(self.low, part.low), max(self.high, part.high)
+        self.integral = self.integral and part.integral
 
     @property
     def deviation(self) -> float:
@@ -42,20 +50,33 @@ class Moments:
 
 @dataclass
 class Guess:
-    """One thing that a column of text may be."""
+    """One thing that a column of text may be.
+
+    Attributes:
+        form: what that is.
+        fitting: how many of the texts are that.
+        moments: of the numbers that they stand for.
+        stray: the first text that is something else.
+    """
 
     form: str
     fitting: int = 0
     moments: Moments = field(default_factory=Moments)
-    strays: Counter[str] = field(default_factory=Counter)
+    stray: str | None = None
 
-    def add(self, texts: pa.ChunkedArray, numbers: NDArray[np.float64]) -> None:
+    @classmethod
+    def of(cls, form: str, texts: pa.ChunkedArray, numbers: NDArray[np.float64]) -> "Guess":
+        """What some texts say about it; numbers are what they would be, NaN where they are something else."""
         fits = ~np.isnan(numbers)
-        self.fitting += int(fits.sum())
-        self.moments.add(numbers)
-        if len(self.strays) < 5:
-            others = texts.filter(pa.chunked_array([~fits])).drop_null()
-            self.strays.update(others.slice(0, 100).to_pylist())
+        others = ~fits & np.asarray(texts.is_valid(), dtype=bool)
+        stray = texts[int(others.argmax())].as_py() if others.any() else None
+        return cls(form, int(fits.sum()), Moments.of(numbers), stray)
+
+    def add(self, part: "Guess") -> None:
+        """Add what the texts that come next say."""
+        self.fitting += part.fitting
+        self.moments.add(part.moments)
+        self.stray = self.stray if self.stray is not None else part.stray
 
     def holds(self, known: int) -> bool:
         """Whether all but a few of the values are this."""

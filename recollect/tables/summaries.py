@@ -5,9 +5,11 @@ enough values speak against it; a few stray values do not, and count as missing.
 """
 
 import contextlib
+import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +41,7 @@ KINDS = ("number", "date", "date-dmy", "date-mdy", "category", "ignored")
 
 _FEW_CLASSES = 100  # a whole number with more values than this is a quantity
 _FEW_TEXTS = 20
+_EXAMPLES = 3  # that are shown
 _ROW_NUMBERS = 20  # so many rows, counted from 0 or 1, are no coincidence
 _ID = re.compile(
     r"(?i:(^|[\s_.\-])(id|ids|uuid|guid|rowid|hash|key|index|idx)$)|[a-z](Id|ID|Uuid|UUID)$|^(?i:unnamed: ?\d+|index|)$"
@@ -81,75 +84,108 @@ class Summary:
 
     def add(self, values: pa.ChunkedArray) -> None:
         """Look at some more rows."""
-        if len(self.examples) < 3:
-            self._add_examples(values)
-        missing = int(missing_mask(values, words=not self.is_target).sum()) if self.is_readable else values.null_count
-        if self.wanted == "ignored" or not self.is_readable:
-            pass  # it may hold anything
-        elif self.is_text:
-            self._add_text(values)
-        else:
+        self.fold(self.look(values))
+
+    def look(self, values: pa.ChunkedArray, *, later: bool = False) -> "Glimpse":
+        """What some rows say, without what is of no more use after those that were folded in so far.
+
+        Somebody else may look at each of several parts of the rows, as long as they are folded in, in their order.
+
+        Args:
+            values: the rows.
+            later: whether there are rows in between that have not been folded in yet.
+        """
+        found = Glimpse(len(values))
+        if len(self.examples) < _EXAMPLES:
+            found.examples = _examples(values)
+        found.missing = (
+            int(missing_mask(values, words=not self.is_target).sum()) if self.is_readable else values.null_count
+        )
+        if self._is_looked_at and self.is_text:
+            self._look_at_text(values, found, later)
+        elif self._is_looked_at:
             numbers = typed_seconds(values) if self.is_date else numbers_of(self.name, values)
-            self.typed.add(numbers)
-            self._add_typed(values, numbers)
-        self.count += len(values)
-        self.missing += missing
+            found.typed = Moments.of(numbers)
+            found.run = _run(numbers) if self.start is not None else None
+            if (self.is_target or self.wanted == "category") and len(self.distinct) <= MOST_CLASSES:
+                found.distinct = Counter(n for n in class_names(values.drop_null()) if n != "nan")
+            elif self.typed.integral and found.typed.integral and len(self.distinct) <= MOST_CATEGORIES:
+                found.distinct = Counter(np.unique(numbers[np.isfinite(numbers)]).astype(str).tolist())
+        return found
 
-    def _add_examples(self, values: pa.ChunkedArray) -> None:
-        for value in values.slice(0, 100):
-            text = ""
-            if value.is_valid:
-                with contextlib.suppress(OverflowError, ValueError):  # times that Python has no place for
-                    text = str(value.as_py())
-            text = text if len(text) <= 24 else text[:21] + "..."
-            if text and text not in self.examples and len(self.examples) < 3:
-                self.examples.append(text)
-
-    def _add_typed(self, values: pa.ChunkedArray, numbers: NDArray[np.float64]) -> None:
-        self._count(numbers)
-        if (self.is_target or self.wanted == "category") and len(self.distinct) <= MOST_CLASSES:
-            self.distinct.update(n for n in class_names(values.drop_null()) if n != "nan")
-        elif self.typed.integral and len(self.distinct) <= MOST_CATEGORIES:
-            self.distinct.update(np.unique(numbers[np.isfinite(numbers)]).astype(str).tolist())
-
-    def _count(self, numbers: NDArray[np.float64]) -> None:
-        """Whether they go on as 0, 1, 2, ... or 1, 2, 3, ..."""
-        if self.start is not None and len(numbers):
-            start = float(numbers[0]) if not self.count else self.start + self.count
-            goes_on = (self.count or start in (0, 1)) and bool((numbers == start + np.arange(len(numbers))).all())
-            self.start = start - self.count if goes_on else None
-
-    def _add_text(self, values: pa.ChunkedArray) -> None:
+    def _look_at_text(self, values: pa.ChunkedArray, found: "Glimpse", later: bool) -> None:
         if len(self.distinct) <= MOST_CATEGORIES:
             for entry in pc.value_counts(texts_of(values).drop_null()).to_pylist():
-                self.distinct[entry["values"]] += entry["counts"]
+                found.distinct[entry["values"]] += entry["counts"]
         texts = known_texts(values)
-        self.readable += len(texts) - texts.null_count
-        self.codes = self.codes or has_codes(texts)
-        self.unit = self.unit or unit_of(texts.slice(0, 1000))
+        found.readable = len(texts) - texts.null_count
+        found.codes = not self.codes and has_codes(texts)
+        found.unit = self.unit or unit_of(texts.slice(0, 1000))
         read = {form: parse_numbers(texts, form) for form in self.numbers}
-        if len(read) == 2:
+        if len(read) == 2 and not self.differs:
             point, comma = read.values()
-            self.differs = self.differs or bool((np.isfinite(point) & np.isfinite(comma) & (point != comma)).any())
-        for form, numbers in read.items():
-            self.numbers[form].add(texts, numbers)
-        self.numbers = {form: guess for form, guess in self.numbers.items() if may_hold(guess, self.readable)}
-        if "point" in read:
-            self._count(read["point"])
+            found.differs = bool((np.isfinite(point) & np.isfinite(comma) & (point != comma)).any())
+        found.numbers = {form: Guess.of(form, texts, numbers) for form, numbers in read.items()}
+        found.run = _run(read["point"]) if "point" in read and self.start is not None else None
+        forms: Iterable[DateForm] = self.dates or ()
+        if self.dates is None and found.readable:
+            found.may_be = [form for form in self._date_forms() if may_be_dates(texts, form)]
+            forms = self._date_forms() if later else found.may_be  # others may have been decided on in between
+        found.dates = {form: Guess.of(form, texts, parse_dates(texts, form)) for form in forms}
+        found.slashes = bool(found.dates) and not self.slashes and is_ambiguous(texts)
+
+    @property
+    def _is_looked_at(self) -> bool:
+        """What nobody looks at may hold anything."""
+        return self.wanted != "ignored" and self.is_readable
+
+    def _date_forms(self) -> tuple[DateForm, ...]:
+        forms: tuple[DateForm, ...] = (*GUESSED, "compact") if self.wanted == "date" else GUESSED
+        return _SAID.get(self.wanted or "", forms)
+
+    def fold(self, found: "Glimpse") -> None:
+        """Add what the rows that come next say."""
+        new = [text for text in found.examples if text not in self.examples]
+        self.examples += new[: _EXAMPLES - len(self.examples)]
+        if self._is_looked_at and self.is_text:
+            self._fold_text(found)
+        elif self._is_looked_at:
+            self.typed.add(found.typed)
+            self._count(found)
+            named = self.is_target or self.wanted == "category"
+            if len(self.distinct) <= (MOST_CLASSES if named else MOST_CATEGORIES) and (named or self.typed.integral):
+                self.distinct.update(found.distinct)
+        self.count += found.count
+        self.missing += found.missing
+
+    def _count(self, found: "Glimpse") -> None:
+        """Whether they go on as 0, 1, 2, ... or 1, 2, 3, ..."""
+        if self.start is not None and found.count:
+            first = found.run if found.run is not None else math.nan
+            goes_on = first == self.start + self.count if self.count else first in (0, 1)
+            self.start = first - self.count if goes_on else None
+
+    def _fold_text(self, found: "Glimpse") -> None:
+        if len(self.distinct) <= MOST_CATEGORIES:
+            self.distinct.update(found.distinct)
+        self.readable += found.readable
+        self.codes = self.codes or found.codes
+        self.unit = self.unit or found.unit
+        self.differs = self.differs or (len(self.numbers) == 2 and found.differs)
+        if "point" in self.numbers:
+            self._count(found)
         else:
             self.start = None
-        self._add_dates(texts)
-
-    def _add_dates(self, texts: pa.ChunkedArray) -> None:
+        for form, number in self.numbers.items():
+            number.add(found.numbers[form])
+        self.numbers = {form: guess for form, guess in self.numbers.items() if may_hold(guess, self.readable)}
         if self.dates is None and self.readable:
-            forms: tuple[DateForm, ...] = (*GUESSED, "compact") if self.wanted == "date" else GUESSED
-            forms = _SAID.get(self.wanted or "", forms)
-            self.dates = {form: Guess(form) for form in forms if may_be_dates(texts, form)}
-        for form, guess in (self.dates or {}).items():
-            guess.add(texts, parse_dates(texts, form))
+            self.dates = {form: Guess(form) for form in found.may_be}
+        for date_form, date in (self.dates or {}).items():
+            date.add(found.dates.get(date_form, Guess(date_form)))  # none if there was no text
         if self.dates:
             self.dates = {form: guess for form, guess in self.dates.items() if may_hold(guess, self.readable)}
-            self.slashes = self.slashes or is_ambiguous(texts)
+            self.slashes = self.slashes or found.slashes
 
     # At the end
 
@@ -234,7 +270,7 @@ class Summary:
     def _guessed(self, kind: Kind, guess: Guess, why: list[str]) -> "Read":
         strays = self.readable - guess.fitting
         if strays > 0:
-            such = next(iter(guess.strays), "")
+            such = guess.stray or ""
             why = [*why, f"{strays:,} that {'is' if strays == 1 else 'are'} none, such as {such!r}, taken as missing"]
         moments = guess.moments
         if moments.low == moments.high and not self.missing and not strays:
@@ -290,6 +326,64 @@ class Summary:
             features,
             note or read.why,
         )
+
+
+@dataclass
+class Glimpse:
+    """What some rows of a column say by themselves.
+
+    Attributes:
+        count: how many there are.
+        missing: how many hold nothing.
+        examples: the first few different ones.
+        typed: of numbers and dates that are no text.
+        run: where they begin, if each is one more than the one before.
+        distinct: how often each text or class comes.
+        readable: texts that are no word for a missing value.
+        codes: whether some are digits that are no quantity.
+        unit: what stands beside the digits.
+        differs: whether some are other numbers with another decimal mark.
+        numbers: what they would be as numbers, by decimal mark.
+        may_be: the forms of dates that the first of them look like.
+        dates: what they would be as dates, by form.
+        slashes: whether it may be that the month comes first.
+    """
+
+    count: int
+    missing: int = 0
+    examples: list[str] = field(default_factory=list)
+    typed: Moments = field(default_factory=Moments)
+    run: float | None = None
+    distinct: Counter[str] = field(default_factory=Counter)
+    readable: int = 0
+    codes: bool = False
+    unit: str | None = None
+    differs: bool = False
+    numbers: dict[NumberForm, Guess] = field(default_factory=dict)
+    may_be: list[DateForm] = field(default_factory=list)
+    dates: dict[DateForm, Guess] = field(default_factory=dict)
+    slashes: bool = False
+
+
+def _examples(values: pa.ChunkedArray) -> list[str]:
+    """The first few different ones, some more than are shown, as others may have come before."""
+    found: list[str] = []
+    for value in values.slice(0, 100):
+        text = ""
+        if value.is_valid:
+            with contextlib.suppress(OverflowError, ValueError):  # times that Python has no place for
+                text = str(value.as_py())
+        text = text if len(text) <= 24 else text[:21] + "..."
+        if text and text not in found:
+            found.append(text)
+        if len(found) == 2 * _EXAMPLES:
+            break
+    return found
+
+
+def _run(numbers: NDArray[np.float64]) -> float | None:
+    """The first of them, if each is one more than the one before."""
+    return float(numbers[0]) if len(numbers) and (numbers == numbers[0] + np.arange(len(numbers))).all() else None
 
 
 @dataclass
