@@ -5,6 +5,7 @@ that come later. Missing numbers become the mean, with a feature that says so. V
 the encoding was made are compressed, not cut, so that drifting data stay told apart without drowning the rest.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -32,6 +33,35 @@ _FAR = 3.0  # in standard deviations
 _OTHERS = 0.5  # the share of values that may be no numbers, in a later file
 
 
+@dataclass(frozen=True)
+class Noted:
+    """What some values of a column hold that may not have been there when the encoding was made.
+
+    Attributes:
+        unknown: how many are missing, or no numbers or dates.
+        strays: how many of these are texts that say something else.
+        stray: the first of them.
+        outside: how many are beyond the range.
+        new: categories that were not there, each once.
+    """
+
+    unknown: int = 0
+    strays: int = 0
+    stray: str = ""
+    outside: int = 0
+    new: tuple[str, ...] = ()
+
+    def plus(self, later: "Noted") -> "Noted":
+        """Of these values and those that come after them."""
+        return Noted(
+            self.unknown + later.unknown,
+            self.strays + later.strays,
+            self.stray or later.stray,
+            self.outside + later.outside,
+            tuple(dict.fromkeys([*self.new, *later.new])),
+        )
+
+
 @dataclass
 class Drift:
     """What a file holds that was not there when the encoding was made."""
@@ -41,6 +71,25 @@ class Drift:
     outside: dict[str, float] = field(default_factory=dict)  # share of the values beyond the range
     missing: dict[str, int] = field(default_factory=dict)  # where there was none before
     strays: dict[str, int] = field(default_factory=dict)  # values that are no numbers, or no dates
+
+    def note(self, column: Column, noted: Noted, rows: int) -> None:
+        """Take note of what so many rows hold; many values that are none of the column's are another column."""
+        name = column.name
+        if noted.strays > max(1, _OTHERS * rows):
+            raise ValueError(
+                f"column {name!r} must hold {column.kind}s as in the first file, got {noted.stray[:60]!r} "
+                f"and {counted(noted.strays - 1, 'other')} that {'is' if noted.strays == 2 else 'are'} none: {_ANSWER}"
+            )
+        strays = 0 if column.strays else noted.strays
+        if strays:
+            self.strays[name] = self.strays.get(name, 0) + strays
+        if not column.missing and noted.unknown > strays:
+            self.missing[name] = self.missing.get(name, 0) + noted.unknown - strays
+        if noted.outside:
+            self.outside[name] = max(noted.outside / rows, self.outside.get(name, 0.0))
+        if noted.new:
+            told = self.new_categories.setdefault(name, [])
+            told += [text for text in noted.new if text not in told]
 
     def sentences(self) -> list[str]:
         """For people."""
@@ -79,13 +128,20 @@ class Encoding:
 
     def features(self, table: pa.Table, drift: Drift) -> Tensor:
         """One row of numbers per row of the table; what is new is noted."""
+        features, noted = self.encoded(table)
+        for column, found in zip(self.columns, noted, strict=True):
+            drift.note(column, found, table.num_rows)
+        return features
+
+    def encoded(self, table: pa.Table) -> tuple[Tensor, list[Noted]]:
+        """The same, and for each column what there is to note."""
         out = np.zeros((table.num_rows, self.n_features), dtype=np.float32)
-        start = 0
+        start, noted = 0, []
         for column in self.columns:
-            if column.width:
-                _encode(column, table.column(column.name), out[:, start : start + column.width], drift)
-            start += column.width
-        return torch.from_numpy(out)
+            values, stop = table.column(column.name), start + column.width
+            noted.append(_encode(column, values, out[:, start:stop]) if column.width else Noted())
+            start = stop
+        return torch.from_numpy(out), noted
 
     def unlabelled(self, table: pa.Table) -> NDArray[np.bool_]:
         """Which rows have no target."""
@@ -96,33 +152,52 @@ class Encoding:
 
     def targets(self, table: pa.Table, drift: Drift) -> Tensor:
         """Class numbers, or the quantity in standard deviations; a class not seen before gets the next number."""
-        values = table.column(self.target)
         if missing := int(self.unlabelled(table).sum()):
             raise ValueError(missing_target(self.target, missing))
+        labels, names = self.labels(table)
+        self.admit(names, drift)
+        return numbered(labels, names, self.classes)
+
+    def labels(self, table: pa.Table) -> tuple[Tensor, list[str]]:
+        """The quantity in standard deviations; or numbers of names, and the names, in the order in which they come."""
+        values = table.column(self.target)
         if self.task == "regression":
             numbers = self._quantity(values)
             if not np.isfinite(numbers).all():
                 raise ValueError(f"the target {self.target!r} must be finite numbers, got infinity: remove these rows")
             with np.errstate(over="ignore"):
-                standard = torch.from_numpy(((numbers - self.mean) / self.scale).astype(np.float32))[:, None]
-            if not torch.isfinite(standard).all():
-                raise ValueError(f"the target {self.target!r} must stay near the first file's, got {numbers.max():g}")
-            return standard
+                standard = ((numbers - self.mean) / self.scale).astype(np.float32)
+            if (far := ~np.isfinite(standard)).any():
+                such = numbers[int(far.argmax())]
+                raise ValueError(f"the target {self.target!r} must stay near the first file's, got {such:g}")
+            return torch.from_numpy(standard)[:, None], []
         names = class_names(values)
-        known = {name: i for i, name in enumerate(self.classes)}
-        for name in dict.fromkeys(names):
+        places = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        return torch.tensor([places[name] for name in names], dtype=torch.long), list(places)
+
+    def admit(self, names: Iterable[str], drift: Drift) -> None:
+        """Give the next numbers to classes that were not seen before."""
+        known = set(self.classes)
+        for name in names:
             if name not in known:
-                known[name] = len(known)
+                known.add(name)
                 self.classes.append(name)
                 drift.new_classes.append(name)
         if len(self.classes) > MOST_CLASSES:
             raise ValueError(f"the target {self.target!r} must have at most {MOST_CLASSES} classes, got more")
-        return torch.tensor([known[name] for name in names])
 
     def _quantity(self, values: pa.ChunkedArray) -> NDArray[np.float64]:
         if self.dated:
             return parse_seconds(values, self.form)
         return numbers_of(self.target, values, cast(NumberForm, self.form or "point"))
+
+
+def numbered(labels: Tensor, names: Sequence[str], classes: Sequence[str]) -> Tensor:
+    """Numbers of names as numbers of classes, -1 for what is none of them; quantities as they are."""
+    if not names:
+        return labels
+    places = {name: i for i, name in enumerate(classes)}
+    return torch.tensor([places.get(name, -1) for name in names])[labels]
 
 
 def missing_target(name: str, count: int) -> str:
@@ -146,10 +221,9 @@ def _infinite(values: pa.ChunkedArray) -> NDArray[np.bool_]:
     return np.asarray(pc.fill_null(pc.is_inf(values), False), dtype=bool)
 
 
-def _encode(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32], drift: Drift) -> None:
+def _encode(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32]) -> Noted:
     if column.kind == "category":
-        _encode_category(column, values, out, drift)
-        return
+        return _encode_category(column, values, out)
     try:
         if column.kind == "date":
             numbers = parse_seconds(values, column.form)
@@ -160,40 +234,27 @@ def _encode(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32], d
             f"column {column.name!r} must hold {column.kind}s as in the first file, got {values.type}: {_ANSWER}"
         ) from None
     known = np.isfinite(numbers)
-    if is_text(values.type) and not known.all():
-        _note_strays(column, values, known, drift)
     standard = np.where(known, (numbers - column.mean) / column.scale, 0.0)
     beyond = np.maximum(np.abs(standard) - _FAR, 0.0)
     out[:, 0] = np.where(beyond > 0, np.sign(standard) * (_FAR + np.log1p(beyond)), standard)
     if column.missing:
         out[:, 1] = ~known
-    elif not known.all():
-        strays = drift.strays.get(column.name, 0)
-        if missing := drift.missing.get(column.name, 0) + int((~known).sum()) - strays:
-            drift.missing[column.name] = missing
-    outside = float(((numbers < column.low) | (numbers > column.high)).mean())
-    if outside:
-        drift.outside[column.name] = max(outside, drift.outside.get(column.name, 0.0))
+    strays, stray = _strays(values, known) if is_text(values.type) and not known.all() else (0, "")
+    outside = int(((numbers < column.low) | (numbers > column.high)).sum())
+    return Noted(int((~known).sum()), strays, stray, outside)
 
 
 _ANSWER = "mend it, or pass --ignore with its name to take it as missing in this file"
 
 
-def _note_strays(column: Column, values: pa.ChunkedArray, known: NDArray[np.bool_], drift: Drift) -> None:
-    """Values that are neither numbers nor words for missing ones: a few are missing, many are another column."""
+def _strays(values: pa.ChunkedArray, known: NDArray[np.bool_]) -> tuple[int, str]:
+    """How many values are neither numbers nor words for missing ones, and the first of them."""
     strays = pc.and_(pc.is_valid(known_texts(values)), pa.chunked_array([~known]))
     count = int(pc.sum(strays).as_py() or 0)
-    if count > max(1, _OTHERS * len(values)):
-        such = values.filter(strays)[0].as_py()
-        raise ValueError(
-            f"column {column.name!r} must hold {column.kind}s as in the first file, got {such[:60]!r} "
-            f"and {counted(count - 1, 'other')} that {'is' if count == 2 else 'are'} none: {_ANSWER}"
-        )
-    if count and not column.strays:
-        drift.strays[column.name] = drift.strays.get(column.name, 0) + count
+    return count, values.filter(strays)[0].as_py() if count else ""
 
 
-def _encode_category(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32], drift: Drift) -> None:
+def _encode_category(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32]) -> Noted:
     texts = texts_of(values) if is_text(values.type) else pa.chunked_array([pa.array(_names(values), pa.string())])
     places = pc.index_in(texts, value_set=pa.array(column.values, pa.string()))
     missing = np.asarray(pc.is_null(texts))
@@ -201,10 +262,10 @@ def _encode_category(column: Column, values: pa.ChunkedArray, out: NDArray[np.fl
     codes = np.asarray(pc.fill_null(places, other))
     out[np.arange(len(out)), codes] = 1
     out[missing] = 0
+    if other >= MOST_ENCODED:
+        return Noted()
     new = texts.filter(pc.and_(pc.is_null(places), pc.is_valid(texts)))
-    if len(new) and other < MOST_ENCODED:
-        told = drift.new_categories.setdefault(column.name, [])
-        told += [text for text in pc.unique(new).to_pylist() if text not in told]
+    return Noted(new=tuple(pc.unique(new).to_pylist()))
 
 
 def _names(values: pa.ChunkedArray) -> list[str | None]:

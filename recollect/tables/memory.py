@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,13 @@ from recollect.estimating import estimate
 from recollect.memories import ClassBalanced, GradientMatching, Memory
 from recollect.progress import progress_bar
 from recollect.tables.account import Account
+from recollect.tables.blocks import Block, Found, RowsHere, cut_blocks, joined
 from recollect.tables.conforming import examine_files, read_as, recognised
-from recollect.tables.encoding import Drift, Encoding
+from recollect.tables.encoding import Drift, Encoding, missing_target
 from recollect.tables.examining import Examined
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Source
 from recollect.tables.settings import ROW_BYTES, TABLE_MEMORIES, Settings
-from recollect.tables.values import class_names
 from recollect.terminal import lasting
 
 _LONG = 50_000  # from so many rows on, people are told beforehand how long it may take
@@ -160,25 +160,39 @@ class TableMemory:
             total: how many rows there will be, if that is known; only for showing how far it is.
             say: told how long it will take, if it takes long.
         """
+        pieces = ((table, table.num_rows, table.nbytes) for table in tables)
+        blocks = (RowsHere(joined(parts), self.encoding) for parts in cut_blocks(pieces, *self.block_size))
+        return self.take_blocks(blocks, total, say)
+
+    @property
+    def block_size(self) -> tuple[int, int]:
+        """How many rows are taken in at a time, and how many bytes of them at most."""
+        most = self.settings.block_rows * ROW_BYTES
+        return max(1, most // max(ROW_BYTES, 4 * self.encoding.n_features)), most
+
+    def take_blocks(
+        self, blocks: Iterable[Block], total: int | None = None, say: Callable[[str], None] = lambda text: None
+    ) -> Taken:
+        """The same, of rows that may be elsewhere, in blocks of `block_size`."""
         taken = Taken()
         start = time.perf_counter()
-        most = self.settings.block_rows
-        rows = max(1, most * ROW_BYTES // max(ROW_BYTES, 4 * self.encoding.n_features))
+        rows, _ = self.block_size
         many = self.progress and total is not None and total > rows
         with progress_bar("taking in rows", total or 1, show=many) as bar:
-            for block in _blocks(tables, rows, most * ROW_BYTES):
-                usable, features, targets = self._encode(block, taken)
+            for block in blocks:
+                found = block.found()
+                count = self._note(found, taken)
                 taken.reading_seconds = time.perf_counter() - start - taken.seconds
                 if not taken.rows and total is not None:
-                    self._announce(features, targets, total, rows, say)
+                    self._announce(block, total, rows, say)
                 before = time.perf_counter()
-                if usable.num_rows:
+                if count:
                     first, ids = self.memory.seen, self.memory.batch.ids if len(self.memory) else torch.empty(0).long()
-                    self._update(features, targets)
-                    self.rows = _kept_rows(self.rows, ids, usable, first, self.memory.batch.ids)
-                taken.rows += usable.num_rows
+                    self._update(block)
+                    self.rows = _kept_rows(self.rows, ids, block, self.encoding.classes, first, self.memory.batch.ids)
+                taken.rows += count
                 taken.seconds += time.perf_counter() - before
-                bar.advance(block.num_rows)
+                bar.advance(found.rows + found.unlabelled)
         if not taken.rows:
             raise ValueError("there must be rows that can be taken in, got none: all were left out")
         taken.seconds += taken.reading_seconds
@@ -186,14 +200,15 @@ class TableMemory:
         taken.lost = self.lost()
         return taken
 
-    def _announce(self, features: Tensor, targets: Tensor, total: int, rows: int, say: Callable[[str], None]) -> None:
+    def _announce(self, block: Block, total: int, rows: int, say: Callable[[str], None]) -> None:
         """Say how long it will take, measured on the first rows, which decide nothing else by that."""
         memory, rows = self.memory, min(rows, total)
         if total < _LONG or not isinstance(memory, GradientMatching) or memory.embedding is None:
             return
-        if memory.capacity < rows and len(targets):
+        head = block.head(self.encoding.classes)
+        if head is not None and memory.capacity < rows and len(head[1]):
             make_model = memory.embedding.make_model
-            some, labels = features[:_FIRST], targets[:_FIRST]
+            some, labels = head[0][:_FIRST], head[1][:_FIRST]
             cost = estimate(make_model, some, memory.capacity, targets=labels, rows=rows, loss=self.loss)
             say(f"{total:,} rows will take about {lasting(cost.seconds * total / rows)}")
 
@@ -204,50 +219,43 @@ class TableMemory:
         kept = set(self.memory.batch.targets.tolist())
         return [name for i, name in enumerate(self.encoding.classes) if i not in kept]
 
-    def _update(self, features: Tensor, targets: Tensor) -> None:
+    def _update(self, block: Block) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LostClassWarning)  # which is told by name, with what there was
-                self.memory.update(features, targets)
+                block.update(self.memory, self.encoding.classes)
         except (RuntimeError, TypeError, AttributeError) as error:
             if self.settings.model is None:
                 raise
             reason = " ".join(str(error).split())[:300]
             raise ValueError(
-                f"the network of {self.settings.model} must take rows of {features.shape[1]} features "
+                f"the network of {self.settings.model} must take rows of {self.encoding.n_features} features "
                 f"and give {self.outputs} outputs, got: {reason}"
             ) from error
 
-    def _encode(self, block: pa.Table, taken: Taken) -> tuple[pa.Table, Tensor, Tensor]:
-        """The rows that can be taken, and what they are to a model."""
-        block = self._usable(block, taken)
-        features = self.encoding.features(block, taken.drift)
-        targets = self.encoding.targets(block, taken.drift)
-        if self.encoding.task == "classification":
-            if len(self.encoding.classes) > self.outputs:
-                raise ValueError(
-                    f"the memory has room for {self.outputs} classes, got {len(self.encoding.classes)}: "
-                    "pass --skip-bad-rows to leave out rows of others, or start a new store with --classes"
-                )
-            counts = torch.bincount(targets, minlength=len(self.encoding.classes)).tolist()
-            for name, count in zip(self.encoding.classes, counts, strict=True):
-                taken.class_counts[name] = taken.class_counts.get(name, 0) + count
-        return block, features, targets
-
-    def _usable(self, block: pa.Table, taken: Taken) -> pa.Table:
-        """Without the rows that nothing can be learned from, if somebody said that they may be left out."""
-        reading = self.settings.reading
-        if reading.drop_missing_target and (without := self.encoding.unlabelled(block)).any():
-            taken.unlabelled += int(without.sum())
-            block = block.filter(pa.array(~without))
-        if reading.skip_bad_rows and self.encoding.task == "classification":
-            names = class_names(block.column(self.encoding.target))
-            known = list(dict.fromkeys([*self.encoding.classes, *names]))[: self.outputs]
-            fits = np.isin(np.array(names, dtype=object), known) if len(block) else np.ones(0, dtype=bool)
-            if not fits.all():
-                taken.skipped += int((~fits).sum())
-                block = block.filter(pa.array(fits))
-        return block
+    def _note(self, found: Found, taken: Taken) -> int:
+        """Take note of what a block holds; how many of its rows can be taken, if those of other classes may not."""
+        encoding, reading, counts = self.encoding, self.settings.reading, found.counts
+        if found.unlabelled and not reading.drop_missing_target:
+            raise ValueError(missing_target(encoding.target, found.unlabelled))
+        taken.unlabelled += found.unlabelled
+        for column, noted in zip(encoding.columns, found.noted, strict=True):
+            taken.drift.note(column, noted, found.rows)
+        if encoding.task == "regression":
+            return found.rows
+        if reading.skip_bad_rows:
+            known = list(dict.fromkeys([*encoding.classes, *counts]))[: self.outputs]
+            counts = {name: count for name, count in counts.items() if name in known}
+            taken.skipped += found.rows - sum(counts.values())
+        encoding.admit(counts, taken.drift)
+        if len(encoding.classes) > self.outputs:
+            raise ValueError(
+                f"the memory has room for {self.outputs} classes, got {len(encoding.classes)}: "
+                "pass --skip-bad-rows to leave out rows of others, or start a new store with --classes"
+            )
+        for name in encoding.classes:
+            taken.class_counts[name] = taken.class_counts.get(name, 0) + counts.get(name, 0)
+        return sum(counts.values())
 
     def table(self) -> pa.Table:
         """The chosen rows as they came, with their places in the stream and their weights."""
@@ -271,28 +279,9 @@ def _added_names(schema: pa.Schema, weight: str | None) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _blocks(tables: Iterable[pa.Table], rows: int, most_bytes: int) -> Iterator[pa.Table]:
-    """The same rows in blocks of a fixed number, whatever the pieces were; fewer where they are wide, or the last."""
-    waiting: list[pa.Table] = []
-    count = size = 0
-    for table in tables:
-        waiting.append(table)
-        count, size = count + table.num_rows, size + table.nbytes
-        while count >= rows:
-            joined = pa.concat_tables(waiting)
-            yield joined.slice(0, rows)
-            rest = joined.slice(rows)
-            waiting, count, size = [rest], rest.num_rows, rest.nbytes
-        if size >= most_bytes:
-            yield pa.concat_tables(waiting)
-            waiting, count, size = [], 0, 0
-    if count:
-        yield pa.concat_tables(waiting)
-
-
-def _kept_rows(rows: pa.Table, ids: Tensor, block: pa.Table, first: int, kept: Tensor) -> pa.Table:
+def _kept_rows(rows: pa.Table, ids: Tensor, block: Block, classes: Sequence[str], first: int, kept: Tensor) -> pa.Table:
     """The rows with the kept ids, out of those held before and those of the block."""
     old, new = kept[kept < first].numpy(), kept[kept >= first].numpy() - first
     places = np.searchsorted(ids.numpy(), old)
     # Copied, so that the block they came from can be let go.
-    return pa.concat_tables([rows.take(places), block.take(new)]).combine_chunks()
+    return pa.concat_tables([rows.take(places), block.take(new, classes)]).combine_chunks()
