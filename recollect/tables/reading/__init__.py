@@ -5,7 +5,7 @@ a file may be larger than memory.
 """
 
 from recollect.tables.reading.dialect import FORMATS, Dialect, Reading, Skipped, Source, UnreadableError
-from recollect.tables.reading.pieces import known_rows, pieces, retyped
+from recollect.tables.reading.pieces import known_rows, parts, pieces, retyped
 from recollect.tables.reading.recognising import recognise
 from recollect.tables.reading.sources import content_hash, find_files, opened
 
@@ -20,6 +20,7 @@ __all__ = [
     "find_files",
     "known_rows",
     "opened",
+    "parts",
     "pieces",
     "recognise",
     "retyped",

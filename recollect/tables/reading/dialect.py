@@ -118,12 +118,25 @@ class Dialect:
 
 @dataclass(frozen=True)
 class Source:
-    """A table to be read: what people call it, where its bytes are, and how to read them."""
+    """A table to be read, or a part of one.
+
+    Attributes:
+        name: what people call it.
+        path: where its bytes are.
+        dialect: how to read them.
+        reading: what somebody said about that.
+        groups: which row groups of a Parquet file; all if None.
+        address: where whoever reads it must copy it from first, if it is at no path.
+        digest: of the content, which must still be the same then.
+    """
 
     name: str
     path: Path
     dialect: Dialect
     reading: Reading = field(default_factory=Reading)
+    groups: tuple[int, int] | None = None
+    address: str | None = None
+    digest: str | None = None
 
     def __str__(self) -> str:
         return self.name

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from recollect.tables.reading.arrays import read_npz
-from recollect.tables.reading.columnar import read_arrow, read_parquet
+from recollect.tables.reading.columnar import parquet_parts, read_arrow, read_parquet
 from recollect.tables.reading.delimited import read_csv
 from recollect.tables.reading.dialect import Format, Skipped, Source, UnreadableError
 from recollect.tables.reading.recognising import recognise
@@ -28,7 +28,7 @@ READERS: dict[Format, Callable[[Source, Skipped], Iterator[pa.Table]]] = {
 
 
 def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[pa.Table, None, None]:
-    """The rows of a file, a piece at a time; at least one row in all, and the same columns throughout.
+    """The rows of a file or a part of it, a piece at a time, with the same columns; a whole file has at least one.
 
     Args:
         source: a file, which is recognised, or one that has been.
@@ -57,8 +57,19 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
         raise UnreadableError(
             f"{source.name!r} must be a readable {source.dialect.format} file: {reason[:300]}"
         ) from None
-    if not rows:
+    if not rows and source.groups is None:
         raise UnreadableError(f"{source.name!r} must hold at least one row, got none")
+
+
+def parts(source: Source) -> list[Source]:
+    """Parts of a file that may be read apart, in order: a file whose format has none is one."""
+    if source.dialect.format != "parquet" or source.address is not None:
+        return [source]
+    try:
+        found = parquet_parts(source)
+    except (pa.ArrowException, OSError, ValueError):
+        return [source]  # whoever reads it says what is wrong
+    return found if len(found) > 1 else [source]
 
 
 def known_rows(source: Source) -> int | None:
