@@ -11,6 +11,7 @@ Ray places, ships, spills and restarts: a worker that dies is started again, and
 """
 
 import math
+import socket
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from recollect.sources import examples_of
 
 _ROWS_PER_TASK = 8192  # at least, so that a task takes longer than starting it
 _TOGETHER = 8  # findings that are put together by one task
+_PATIENCE = 10.0  # seconds until nobody is thought to be there
 _WAITING = 4  # tasks per processor that are handed out in advance
 
 Load = Callable[[Any], Batch]
@@ -76,7 +78,7 @@ def connected(address: str) -> Iterator[int]:
     """
     if not isinstance(address, str) or not address:
         raise ValueError(f"cluster must be 'auto' or the address of a Ray cluster, got {address!r}")
-    ray = _import_ray()
+    ray = import_ray()
     ours = not ray.is_initialized()
     if ours:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -87,8 +89,9 @@ def connected(address: str) -> Iterator[int]:
                 except ConnectionError:
                     ray.init(address="local", include_dashboard=False, **quiet)
             else:
+                _knock(address)
                 ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"cluster must be the address of a Ray cluster that can be reached, got {address!r} ({reason})"
@@ -96,11 +99,19 @@ def connected(address: str) -> Iterator[int]:
     try:
         _check_versions(ray)
         yield max(1, int(ray.cluster_resources().get("CPU", 1)))
-    except ray.exceptions.RayTaskError as error:
+    except ray.exceptions.RayError as error:
         raise _cause(error) from None
     finally:
         if ours:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """See that somebody is there, as Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError("it must be written as HOST:PORT")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
 
 
 def look_over(
@@ -130,7 +141,7 @@ def look_over(
         rows_per_task: about how many examples a worker is given at a time; it changes nothing else.
         progress: show a progress bar in a terminal.
     """
-    ray = _import_ray()
+    ray = import_ray()
     ends = _ends(pieces)
     count = ends[-1]
     look = ray.remote(_look).options(max_retries=-1)
@@ -161,7 +172,7 @@ def shards_of(
     prepared: Prepared | None = None,
 ) -> tuple[Dictionary, Tensor]:
     """All examples as candidates, embedded by actors and kept by them, one for each processor; and their targets."""
-    ray = _import_ray()
+    ray = import_ray()
     ends = _ends(pieces)
     count = ends[-1]
     block: int = ray.get(ray.remote(_block_rows).remote(load, embedding, pieces[0].what))
@@ -185,7 +196,7 @@ def _prepare(ray: Any, embedding: GradientEmbedding, pieces: Sequence[Piece], lo
 
 def spread(function: Callable[..., Any], items: Sequence[Any]) -> Iterator[Any]:
     """What a function returns for each item, as soon as a worker has found out, in whatever order that is."""
-    ray = _import_ray()
+    ray = import_ray()
     remote = ray.remote(_apply).options(max_retries=-1)
     running = [remote.remote(function, item) for item in items]
     while running:
@@ -206,14 +217,14 @@ def in_memory(batch: Batch, rows: int = _ROWS_PER_TASK) -> tuple[list[Piece], Lo
     """Examples that are here, to be sent to workers."""
     starts = range(0, len(batch), rows)
     parts = [batch.take(torch.arange(start, min(start + rows, len(batch)))) for start in starts]
-    return [Piece(part, len(part)) for part in parts], _as_it_is
+    return [Piece(part, len(part)) for part in parts], partial(as_it_is, None)
 
 
 def of_dataset(dataset: Any, target: str | None) -> tuple[list[Piece], Load]:
     """The examples of a Ray Dataset, where they are; never through the driver."""
     options = dataset.context.execution_options
     options.preserve_order = True  # or the order would be that in which readers happen to end
-    ray = _import_ray()
+    ray = import_ray()
     tables = dataset.to_arrow_refs()
     rows = ray.get([ray.remote(_rows).remote(table) for table in tables])
     pieces = [Piece(table, count) for table, count in zip(tables, rows, strict=True) if count]
@@ -226,8 +237,21 @@ def _rows(table: Any) -> int:
     return len(table)
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
+def as_it_is(load: Load | None, what: Any) -> Batch:
+    """Examples that were sent; whatever else there is must be loaded."""
+    return what if load is None or isinstance(what, Batch) else load(what)
+
+
+def fetched(pieces: Sequence[Piece], load: Load, first_id: int) -> Batch:
+    """Few examples, brought here."""
+    ray = import_ray()
+    task = ray.remote(_loaded).options(max_retries=-1)
+    some = Batch.joined(ray.get([task.remote(load, what) for what, _ in pieces]))
+    return Batch.arriving(some.inputs, some.targets, first_id=first_id)
+
+
+def _loaded(load: Load, what: Any) -> Batch:
+    return load(what)
 
 
 def _of_table(target: str | None, table: Any) -> Batch:
@@ -236,7 +260,8 @@ def _of_table(target: str | None, table: Any) -> Batch:
     return Batch.arriving(*found)
 
 
-def _import_ray() -> Any:
+def import_ray() -> Any:
+    """Ray, which is needed for nothing else; who has not installed it is told how to."""
     try:
         import ray
         import ray.exceptions
@@ -262,11 +287,14 @@ def _check_versions(ray: Any) -> None:
     ask = ray.remote(_versions)
     asked = {node: ask.options(num_cpus=0, scheduling_strategy=strategy(node, soft=False)).remote() for node in nodes}
     for node, answer in asked.items():
-        theirs = ray.get(answer)
-        if theirs != mine:
+        try:
+            theirs = " and ".join(ray.get(answer))
+        except ray.exceptions.RayError as error:
+            theirs = f"none ({str(error).strip().splitlines()[-1]})"
+        if theirs != " and ".join(mine):
             raise ValueError(
-                f"every node must have recollect {mine[0]} and torch {mine[1]}, got {theirs[0]} and {theirs[1]} on "
-                f"node {node[:8]}: install the same versions everywhere"
+                f"every node must have recollect {mine[0]} and torch {mine[1]}, got {theirs} on node {node[:8]}: "
+                "install the same versions everywhere"
             )
 
 
@@ -275,8 +303,8 @@ def _cause(error: Any) -> Exception:
     cause = getattr(error, "cause", None)
     if isinstance(cause, ValueError | OSError):
         return cause
-    last = str(error).strip().splitlines()[-1]
-    return ValueError(f"a worker must be able to look at its examples, got {last}")
+    lines = str(error).strip().splitlines()
+    return ValueError(f"a worker must be able to look at its examples, got {lines[-1] if lines else error!r}")
 
 
 def _gather(ray: Any, found: list[Any], running: list[Any], work: Any) -> tuple[list[Any], list[Any]]:
@@ -378,7 +406,7 @@ class Sharded:
     """
 
     def __init__(self, shards: Sequence[Any], needed: Sequence[Any]) -> None:
-        self._ray, self._shards = _import_ray(), shards
+        self._ray, self._shards = import_ray(), shards
         self._needed = needed  # to restart a shard: Ray lets go of what nobody holds
         about = self._ray.get([shard.about.remote() for shard in shards])
         self._starts: list[int] = [sum(rows for rows, _, _ in about[:i]) for i in range(len(about) + 1)]

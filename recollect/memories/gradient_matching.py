@@ -1,8 +1,9 @@
 """Continual gradient matching (Alg. 2)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -18,6 +19,17 @@ from recollect.classes import (
     pursue_classes,
     sums_by_class,
     warn_of_lost_classes,
+)
+from recollect.cluster import (
+    Load,
+    Piece,
+    as_it_is,
+    connected,
+    fetched,
+    in_memory,
+    is_ray_dataset,
+    look_over,
+    of_dataset,
 )
 from recollect.dictionary import Dictionary, InMemory, Joined, taken
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
@@ -88,6 +100,9 @@ class GradientMatching(Memory):
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
+        cluster: let the workers of a Ray cluster look at examples that are more than a shortlist, or a Ray Dataset:
+            "auto" for the cluster that this machine belongs to, or one of its own, otherwise an address. What is kept
+            is the same. It is not saved with the memory: set `memory.cluster` on one that was loaded.
 
     Example:
         >>> from recollect import models
@@ -127,6 +142,7 @@ class GradientMatching(Memory):
         exact: bool = False,
         seed: int = 0,
         progress: bool = False,
+        cluster: str | None = None,
     ) -> None:
         given = {
             "loss": loss,
@@ -166,7 +182,10 @@ class GradientMatching(Memory):
         super().__init__(capacity, seed=seed)
         if self._classes[1] > self.capacity:
             raise ValueError(f"min_per_class must be at most the capacity, {capacity}, got {min_per_class}")
-        self.progress = progress
+        self.progress, self.cluster = progress, cluster
+        if cluster is not None and (shortlist is None or self._classes != (None, 0)):
+            got = "no shortlist" if shortlist is None else "class_weight or min_per_class"
+            raise ValueError(f"a cluster chooses from a shortlist of all classes alike, got {got}: leave out cluster")
         self._prepared: Prepared | None = None  # what the state says of it, at hand
 
     @property
@@ -205,13 +224,21 @@ class GradientMatching(Memory):
 
         Args:
             inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without
-                `targets`, a torch dataset, a loader, or an iterable of batches (inputs, targets).
+                `targets`, a torch dataset, a loader, or an iterable of batches (inputs, targets); or, where there is a
+                cluster, a Ray Dataset.
             targets: one row per example, unless the inputs have them.
             target: the name of the targets, where they are an entry of each dict or a column of the table.
             model: not looked at.
             candidates: the embeddings of these examples, as the memory's `embedding.dictionary` gave them.
         """
+        if is_ray_dataset(inputs):
+            self._update_elsewhere(lambda: of_dataset(inputs, target))
+            return
         source = examples_of(inputs, targets, target)
+        if self.cluster is not None and candidates is None and isinstance(source, tuple) and self._are_many(source[1]):
+            _, arrived = self._beside_held(Batch.arriving(*source))
+            self._update_elsewhere(lambda: in_memory(arrived))
+            return
         in_passing = candidates is None and self._shortlist is not None and self._classes == (None, 0)
         if isinstance(source, Stream) and in_passing:
             arrivals = self._pass_over(source)
@@ -233,6 +260,50 @@ class GradientMatching(Memory):
             prepared=prepared,
             progress=self.progress,
         )
+
+    def _are_many(self, targets: Tensor) -> bool:
+        """Whether not all of them are candidates; if all are, they must be here anyway."""
+        return len(targets) > shortlist_length(self.capacity, self._shortlist)
+
+    def _update_elsewhere(self, cut: Callable[[], tuple[list[Piece], Load]]) -> None:
+        if self.cluster is None:
+            raise ValueError("a Ray Dataset needs the cluster that it is on, got none: pass cluster='auto'")
+        with connected(self.cluster) as processors:
+            self.take_pieces(*cut(), processors)
+
+    def take_pieces(self, pieces: Sequence[Piece], load: Load, processors: int) -> None:
+        """As `update`, of examples that the workers of the cluster that is connected look at, wherever they are.
+
+        Args:
+            pieces: the examples, in order.
+            load: makes examples of what a piece says.
+            processors: how many the cluster has.
+        """
+        limit = shortlist_length(self.capacity, self._shortlist)
+        before, waiting = self._before_those_that_wait()
+        if len(waiting) + sum(piece.rows for piece in pieces) <= limit:  # all are candidates: they come here anyway
+            held, arrived = self._beside_held(fetched(pieces, load, self.seen))
+            self._commit(held, arrived, self.revise(held, arrived))
+            return
+        if len(waiting):  # as if they came now
+            pieces, load = [Piece(waiting, len(waiting)), *pieces], partial(as_it_is, load)
+        embedding, prepared = before._known()
+        options: dict[str, Any] = {"seed": self.seed, "processors": processors, "progress": self.progress}
+        arrivals = look_over(embedding, pieces, load, limit, first_id=before.seen, prepared=prepared, **options)
+        held, arrived = before._beside_held(arrivals.candidates)
+        before._commit(held, arrived, before.revise(held, arrived, arrivals=arrivals), arrivals.count)
+        self._batch, self._state, self.seen = before._batch, before._state, before.seen
+        self._prepared = before._prepared
+
+    def _before_those_that_wait(self) -> tuple[Self, Batch]:
+        """A copy as it was before those came that wait for a choice, and these."""
+        before = copy(self)
+        if not len(self):
+            return before, Batch(torch.empty(0), torch.empty(0), torch.empty(0), torch.empty(0))
+        chosen, waiting = self._divided(self.batch)
+        before._batch, before.seen = chosen if len(chosen) else None, self.seen - len(waiting)
+        before._state = {name: value for name, value in self._state.items() if name != "waiting"}
+        return before, waiting
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         return self.revise(held, arrived)
