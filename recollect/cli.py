@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(args=arguments, standalone_mode=False) or 0
     except UsageError as error:
         wrong = error.format_message()  # type: ignore[attr-defined]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ModuleNotFoundError) as error:  # a module that is not installed says what to install
         wrong = str(error)
     except MemoryError:
         wrong = _NO_MEMORY

@@ -1,25 +1,32 @@
 """The same choice on a cluster: a real Ray, started here and stopped again."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import torch
 
 import recollect as rc
 from recollect import cluster
 from recollect.batch import Batch
+from recollect.cli import main
 from recollect.experiments import Experiment, open_store, reproduce
+from recollect.tables import Reading, Store
+from recollect.tables.reading import Dialect, Source, at_hand, columnar, content_hash
+from recollect.tables.workers import Workers, working
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'recollect[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster, in one process
@@ -149,3 +156,170 @@ def test_experiments_on_a_cluster_have_the_same_results(tmp_path: Path) -> None:
     assert reproduce(wanted, there, progress=False, cluster="auto") == 1  # what is stored is not repeated
     accuracies = [{r["memory"]: r["accuracies"] for r in store.read()} for store in (here, there)]
     assert accuracies[0] == accuracies[1]
+
+
+def held_by(memory: rc.Memory) -> tuple[Any, ...]:
+    return memory.seen, memory.batch.ids.tolist(), memory.batch.weights.tolist()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Data's own settings
+def test_a_memory_keeps_the_same_whoever_looks(tmp_path: Path) -> None:
+    inputs, targets = examples(3000)
+    table = pa.table({**{f"x{i}": inputs[:, i].numpy() for i in range(6)}, "y": targets.numpy()})
+    here, there = (rc.GradientMatching(make_model, 20, inits=3, cluster=cluster) for cluster in (None, "auto"))
+    for start, stop in ((0, 5), (5, 1500), (1500, 1506), (1506, 1600), (1600, 3000)):  # few wait for a choice
+        here.update(inputs[start:stop], targets[start:stop])
+        if stop in (5, 1506):
+            there.update(inputs[start:stop], targets[start:stop])
+        else:
+            there.update(ray.data.from_arrow(table.slice(start, stop - start)), target="y")
+        assert held_by(there) == held_by(here)
+    there.update(inputs, targets)
+    here.update(inputs, targets)
+    assert held_by(there) == held_by(here) and torch.equal(there.target, here.target)
+    there.save(tmp_path / "memory")
+    assert rc.load_memory(tmp_path / "memory", make_model).cluster is None
+    with pytest.raises(ValueError, match="needs the cluster that it is on, got none: pass cluster='auto'"):
+        here.update(ray.data.from_arrow(table), target="y")
+    with pytest.raises(ValueError, match="from a shortlist of all classes alike, got no shortlist: leave out cluster"):
+        rc.GradientMatching(make_model, 20, shortlist=None, cluster="auto")
+
+
+def written(folder: Path, n: int) -> tuple[Path, Path]:
+    """The same rows in three row groups of a Parquet file, and as text, with something odd here and there."""
+    inputs, targets = examples(n)
+    odd = {"colour": [("red", "blue", "green")[i % 3] for i in range(n)], "price": [f"{i % 97},5 €" for i in range(n)]}
+    columns = {**{f"x{i}": inputs[:, i].numpy() for i in range(6)}, **odd, "when": ["31.12.2024", None] * (n // 2)}
+    table = pa.table({**columns, "kind": [("a", "b")[t] if i % 50 else None for i, t in enumerate(targets.tolist())]})
+    parquet, text = folder / "rows.parquet", folder / "rows.csv"
+    pyarrow.parquet.write_table(table, parquet, row_group_size=1000)
+    pyarrow.csv.write_csv(table, text)
+    return parquet, text
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a Parquet file of a thousand rows, here as for workers, who read what they are told to."""
+    monkeypatch.setattr(columnar, "_PART", 1000)
+    divide = columnar.parquet_parts
+    monkeypatch.setattr(
+        Workers,
+        "_parts",
+        lambda self, sources: [p for s in sources for p in (divide(s) if s.dialect.format == "parquet" else [s])],
+    )
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command: its exit code, and what it says to whom."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        return int(stop.value.code or 0), *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("which", ["parquet", "csv", "several", "address"])
+def test_files_are_read_by_workers_and_the_choice_is_the_same(tmp_path: Path, command: Command, which: str) -> None:
+    parquet, text = written(tmp_path, 4000)
+    files: list[Any] = {"parquet": [parquet], "csv": [text], "several": [parquet, tmp_path / "again.parquet"]}.get(
+        which, [f"file://{text}"]
+    )
+    if which == "several":
+        pyarrow.parquet.write_table(pyarrow.parquet.read_table(parquet).slice(0, 100), files[1])
+    options = ["--target", "kind", "--size", 20, "--drop-missing-target", "--memory-limit", "721MB"]  # 1500 at a time
+    answers = []
+    for name, more in (("here", []), ("there", ["--cluster", "auto"])):
+        code, said, _ = command("select", *files, *options, "-o", tmp_path / f"{name}.csv", "--json", *more)
+        answers.append({k: v for k, v in json.loads(said).items() if "second" not in k and k != "output"})
+        assert code == 0
+    assert answers[0] == answers[1]
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_store_is_the_same_whoever_reads_its_files(tmp_path: Path, command: Command) -> None:
+    parquet, _ = written(tmp_path, 4000)
+    table = pyarrow.parquet.read_table(parquet)
+    days = [tmp_path / f"day{i}.parquet" for i in range(3)]
+    parts = [table.slice(0, 3000), table.slice(3000, 6), table.slice(2000, 2000)]
+    new = pa.array(["c" if i % 7 == 0 else "a" for i in range(2000)])  # a class that comes later
+    parts[2] = parts[2].set_column(table.num_columns - 1, "kind", new)
+    for day, part in zip(days, parts, strict=True):
+        pyarrow.parquet.write_table(part, day, row_group_size=500)
+    found = []
+    for name, more in (("here", []), ("there", ["--cluster", "auto"])):
+        store = tmp_path / name
+        assert command("init", store, "--target", "kind", "--size", 20, "--drop-missing-target", "--quiet")[0] == 0
+        said = command("update", store, *days, days[0], *more)
+        assert said[0] == 0 and "new classes: c" in said[1]
+        assert "day0.parquet: taken before, not counted again" in command("update", store, days[0], *more)[1]
+        assert command("export", store, "-o", tmp_path / f"{name}.csv", "--quiet")[0] == 0
+        found.append((said[1], Store(store).state()))
+    assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
+    assert found[0][0] == found[1][0]
+    assert found[0][1].encoding == found[1][1].encoding and found[0][1].account == found[1][1].account
+
+
+def test_a_wrong_file_is_refused_in_the_same_words_and_changes_nothing(tmp_path: Path, command: Command) -> None:
+    _, text = written(tmp_path, 2000)
+    (tmp_path / "short.csv").write_text(text.read_text() + '"1"\n')
+    (tmp_path / "other.csv").write_text("a,b\n1,2\n")
+    store = tmp_path / "store"
+    assert command("init", store, "--target", "kind", "--size", 20, "--quiet", "--drop-missing-target")[0] == 0
+    assert command("update", store, text, "--cluster", "auto", "--quiet")[0] == 0
+    before = {path: path.read_bytes() for path in store.rglob("*.json")}
+    wrong = [
+        ("update", store, tmp_path / "short.csv"),
+        ("update", store, tmp_path / "other.csv"),
+        ("select", text, "--target", "kind", "--size", 9, "-o", tmp_path / "o.csv"),  # targets are missing
+        ("select", text, "--target", "none", "--size", 9, "-o", tmp_path / "o.csv"),
+        ("select", tmp_path / "nowhere.csv", "--target", "kind", "--size", 9, "-o", tmp_path / "o.csv"),
+    ]
+    for arguments in wrong:
+        here, there = command(*arguments), command(*arguments, "--cluster", "auto")
+        assert here == there and here[0] == 2 and here[2].count("\n") == 1
+    assert {path: path.read_bytes() for path in store.rglob("*.json")} == before
+    assert not (tmp_path / "o.csv").exists()
+
+
+def test_what_a_cluster_cannot_do_is_one_sentence(tmp_path: Path, command: Command) -> None:
+    parquet, _ = written(tmp_path, 200)
+    choose = ["--target", "kind", "--size", 9, "-o", tmp_path / "o.csv", "--cluster", "auto"]
+    assert "which comes to this process alone: write it to a file first" in command("select", "-", *choose)[2]
+    assert "got memory 'reservoir': leave out" in command("select", parquet, *choose, "--memory", "reservoir")[2]
+    assert "got class weights or places" in command("select", parquet, *choose, "--min-per-class", 1)[2]
+    missing = Source("far.csv", Path("/nowhere/far.csv"), Dialect("csv"))
+    with (
+        pytest.raises(ValueError, match=r"every worker must be able to read 'far.csv', got no such file on .*: put it"),
+        working("auto") as workers,
+    ):
+        workers.digest(missing)
+
+
+def test_an_address_whose_content_changes_is_refused(tmp_path: Path) -> None:
+    _, text = written(tmp_path, 200)
+    with working("auto") as workers:
+        [source] = workers.sources([f"file://{text}"], Reading())
+        assert workers.digest(source) == content_hash(text)
+        text.write_text(text.read_text() + "\n")
+        with pytest.raises(ValueError, match="must not change while it is read, but it did"), at_hand(source):
+            pass
+
+
+def test_a_cluster_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = os.getpid()
+    real = cluster._versions()
+    monkeypatch.setattr(cluster, "_versions", lambda: real if os.getpid() == here else ("0.0", "0.1"))
+    with pytest.raises(ValueError, match=r"every node must have recollect .* got 0.0 and 0.1 on node \w+: install"):
+        rc.select(make_model, *examples(100), 5, cluster="auto")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    for address in ("127.0.0.1:9", "nowhere"):
+        with pytest.raises(ValueError, match=rf"^cluster must be the address of a Ray cluster .* got '{address}' \("):
+            rc.select(make_model, *examples(100), 5, cluster=address)

@@ -1,6 +1,8 @@
 """The commands for people with files: columns, select, init, set, update, export, inspect, recover."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +14,7 @@ from recollect.files import check_output, write_atomically
 from recollect.tables.options import (
     CHOOSING,
     CLASSES,
+    CLUSTER,
     COLUMNS,
     MODEL,
     READING,
@@ -36,8 +39,9 @@ if TYPE_CHECKING:
     from recollect.tables.account import Account
     from recollect.tables.memory import TableMemory
     from recollect.tables.networks import MakeNetwork
-    from recollect.tables.reading import Source
+    from recollect.tables.reading import Reading, Source
     from recollect.tables.settings import Settings
+    from recollect.tables.workers import Workers
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -69,7 +73,7 @@ def columns(
         say(f"It would be refused: {trouble}")
 
 
-@takes(CHOOSING, READING, SAYING)
+@takes(CHOOSING, READING, CLUSTER, SAYING)
 def select(
     files: Files,
     target: Target,
@@ -80,21 +84,25 @@ def select(
 ) -> None:
     """Choose the few rows of tables whose weighted loss gradients add up to those of all, and write them."""
     from recollect.tables import WRITTEN, export_table, select_rows
-    from recollect.tables.reading import opened
 
     settings = settings_of(target, size, options)
     if output is None and not dry_run:
         raise ValueError("there must be a file to write to, got none: pass --output, or --dry-run to see the columns")
     network = _network(settings.model)
-    with opened(files, settings.reading) as sources:
+    with _sources(files, settings, settings.reading, options) as (sources, workers):
         if output is not None:
             check_output(output, WRITTEN, [source.path for source in sources])
         if dry_run:
-            _show(_examined(settings, sources, options), options)
+            _show(_examined(settings, sources, options, workers), options)
             return
         assert output is not None
         held, taken = select_rows(
-            settings, sources, make_network=network, progress=_shown(options), say=_to_errors(options)
+            settings,
+            sources,
+            make_network=network,
+            progress=_shown(options),
+            say=_to_errors(options),
+            workers=workers,
         )
         rows = export_table(held, output)
     answer = {"rows": taken.rows, "kept": rows, "output": str(output), **_about(held), **taken.as_data()}
@@ -155,7 +163,7 @@ def _settings_line(after: dict[str, Any], before: dict[str, Any]) -> str:
     return ", ".join(told)
 
 
-@takes(MODEL, READING, SAYING)
+@takes(MODEL, READING, CLUSTER, SAYING)
 def update(
     store: Folder,
     files: Files,
@@ -168,13 +176,12 @@ def update(
 ) -> None:
     """Take files into a store; a file that was taken before is not counted twice."""
     from recollect.tables import Store
-    from recollect.tables.reading import opened
 
     memory, network = Store(store), _network(options["model"])
     reading = reading_of(options).over(memory.settings.reading)
     before = memory.number()
     answers: list[dict[str, Any]] = []
-    with opened(files, reading) as sources:
+    with _sources(files, memory.settings, reading, options) as (sources, workers):
         try:
             for source in sources:
                 first = not memory.number()
@@ -187,6 +194,7 @@ def update(
                     wait=wait,
                     say=_to_errors(options),
                     progress=_shown(options),
+                    workers=workers,
                 )
                 answers.append(told(source, done))
                 _answer(None, list(sentences(source, done, memory.settings, first)), options)
@@ -252,11 +260,31 @@ def recover(store: Folder, **options: Any) -> None:
 # What commands have in common
 
 
-def _examined(settings: "Settings", sources: "list[Source]", options: dict[str, Any]) -> "Account":
+@contextmanager
+def _sources(
+    files: list[str], settings: "Settings", reading: "Reading", options: dict[str, Any]
+) -> "Iterator[tuple[list[Source], Workers | None]]":
+    """The tables to be read, by this process or by the workers of a cluster."""
+    from recollect.tables.reading import opened
+    from recollect.tables.workers import check_settings, working
+
+    if options["cluster"] is None:
+        with opened(files, reading) as sources:
+            yield sources, None
+    else:
+        check_settings(settings)
+        with working(options["cluster"]) as workers:
+            yield workers.sources(files, reading), workers
+
+
+def _examined(
+    settings: "Settings", sources: "list[Source]", options: dict[str, Any], workers: "Workers | None" = None
+) -> "Account":
     """The account of columns that could be taken in; others are refused."""
     from recollect.tables.conforming import examine_files, read_as
 
-    _, found = examine_files(settings, sources, progress=_shown(options))
+    examine = examine_files if workers is None else workers.examine
+    _, found = examine(settings, sources, progress=_shown(options))
     found.encoding(drop_missing_target=settings.reading.drop_missing_target)
     return found.account(read_as(sources))
 

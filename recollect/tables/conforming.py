@@ -29,16 +29,20 @@ def examine_files(
     """The columns of the first file, and what all rows of all files say about them."""
     with closing(pieces(sources[0])) as first:
         schema = next(first).schema
-    kinds = {**dict.fromkeys(settings.ignore, "ignored"), **settings.kinds}
     with progress_bar("looking at columns", None, show=progress) as bar:
         found = examine(
             _watched((conform(piece, schema, source) for source in sources for piece in pieces(source)), bar),
             settings.target if target else None,
             task=settings.task,
-            kinds=kinds,
+            kinds=kinds_of(settings),
             decimal=settings.reading.decimal,
         )
     return schema, found
+
+
+def kinds_of(settings: Settings) -> dict[str, str]:
+    """What columns were said to be."""
+    return {**dict.fromkeys(settings.ignore, "ignored"), **settings.kinds}
 
 
 def _watched(tables: Iterable[pa.Table], bar: Bar) -> Iterator[pa.Table]:

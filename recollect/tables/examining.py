@@ -148,11 +148,27 @@ def examine(
     summaries: dict[str, Summary] | None = None
     for piece in pieces:
         if summaries is None:
-            summaries = _summaries(piece.schema, target, kinds or {})
-        for name, summary in summaries.items():
-            summary.add(piece.column(name))
+            summaries = begin(piece, target, kinds or {})
+        else:
+            for name, summary in summaries.items():
+                summary.add(piece.column(name))
     if summaries is None:
         raise ValueError("there must be at least one row, got none")
+    return conclude(summaries, target, task=task, decimal=decimal)
+
+
+def begin(piece: pa.Table, target: str | None, kinds: Mapping[str, str]) -> dict[str, Summary]:
+    """What the first rows say about each column; whoever comes after them adds to it."""
+    summaries = _summaries(piece.schema, target, kinds)
+    for name, summary in summaries.items():
+        summary.add(piece.column(name))
+    return summaries
+
+
+def conclude(
+    summaries: dict[str, Summary], target: str | None, *, task: Task | None = None, decimal: str | None = None
+) -> Examined:
+    """What to make of what all rows say."""
     shown: set[NumberForm] = {form for s in summaries.values() if (form := s.evidence()) is not None}
     mark: NumberForm | None = None
     if decimal is not None:

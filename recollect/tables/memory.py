@@ -98,10 +98,11 @@ class TableMemory:
         *,
         all_known: bool = False,
         progress: bool = False,
+        examine: Callable[..., tuple[pa.Schema, Examined]] = examine_files,
     ) -> "TableMemory":
         """An empty memory for tables like these; nothing but these will come if all is known."""
         known = recognised(sources, settings.reading)
-        schema, found = examine_files(settings, known, progress=progress)
+        schema, found = examine(settings, known, progress=progress)
         return cls.for_examined(
             settings, schema, found, read_as(known), make_network, all_known=all_known, progress=progress
         )

@@ -54,6 +54,9 @@ _DropMissing = Annotated[
 _Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless something is wrong.")]
 _Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for scripts.")]
 
+_Cluster = Annotated[str | None, typer.Option(help="Let the workers of a Ray cluster read: auto, or its address.")]
+
+CLUSTER: Options = {"cluster": (_Cluster, None)}
 MODEL: Options = {"model": (_Model, None)}
 COLUMNS: Options = {"task": (_Task, None), "kinds": (_As, None), "ignore": (_Ignore, None)}
 CHOOSING: Options = {

@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from recollect.files import replacing
-from recollect.tables.conforming import conform, recognised
+from recollect.tables.conforming import conform, examine_files, recognised
 from recollect.tables.encoding import Encoding
 from recollect.tables.memory import TableMemory, Taken
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Skipped, Source, pieces, retyped
 from recollect.tables.settings import Settings
 from recollect.tables.values import NumberForm, has_codes, parse_numbers
+from recollect.tables.workers import Workers
 from recollect.tables.writing import write_table
 
 
@@ -26,16 +27,22 @@ def select_rows(
     make_network: MakeNetwork | None = None,
     progress: bool = False,
     say: Callable[[str], None] = lambda text: None,
+    workers: Workers | None = None,
 ) -> tuple[TableMemory, Taken]:
     """Choose rows of all files together; they are read twice, once to decide how columns are encoded.
 
-    Rows that do not fit the memory limit at once are taken in one block after the other, as a stream.
+    Rows that do not fit the memory limit at once are taken in one block after the other, as a stream. Files are read by
+    the workers of a cluster if there are any.
     """
+    examine = examine_files if workers is None else workers.examine
     known = recognised(sources, settings.reading)
-    held = TableMemory.for_files(settings, known, make_network, all_known=True, progress=progress)
+    held = TableMemory.for_files(settings, known, make_network, all_known=True, progress=progress, examine=examine)
     skipped = Skipped()
-    rows = (conform(piece, held.schema, source) for source in known for piece in pieces(source, skipped))
-    taken = held.take(rows, held.account.rows, say)
+    if workers is None:
+        rows = (conform(piece, held.schema, source) for source in known for piece in pieces(source, skipped))
+        taken = held.take(rows, held.account.rows, say)
+    else:
+        taken = held.take_blocks(workers.blocks(held, known, skipped), held.account.rows, say)
     taken.skipped += skipped.rows
     return held, taken
 

@@ -32,7 +32,7 @@ from recollect.files import (
 )
 from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
-from recollect.tables.conforming import conform
+from recollect.tables.conforming import conform, examine_files
 from recollect.tables.documents import (
     GENERATION,
     About,
@@ -55,6 +55,7 @@ from recollect.tables.memory import TableMemory
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Reading, Skipped, Source, content_hash, known_rows, opened, pieces
 from recollect.tables.settings import Settings
+from recollect.tables.workers import Workers
 
 FORMAT = "recollect store"
 VERSION = 3
@@ -230,6 +231,7 @@ class Store:
         wait: bool = True,
         say: Callable[[str], None] = lambda text: None,
         progress: bool = False,
+        workers: Workers | None = None,
     ) -> list[Update]:
         """Take in files one after the other; each is there wholly or not at all.
 
@@ -242,6 +244,7 @@ class Store:
             wait: for another update to end; else that is an error.
             say: told when waiting, and how long it will take, if it takes long.
             progress: show progress bars in a terminal, and a line every half minute elsewhere.
+            workers: of a cluster, who read the files; this process does by default.
         """
         if (self.settings.model is None) != (make_network is None):
             raise ValueError(
@@ -252,9 +255,9 @@ class Store:
         reading = (reading or Reading()).over(self.settings.reading)
         with self._locked(wait, say), ExitStack() as stack:
             return [
-                self._update_one(source, reading, tuple(ignore), make_network, force, progress, say)
+                self._update_one(source, reading, tuple(ignore), make_network, force, progress, say, workers)
                 for file in files
-                for source in _opened(file, reading, stack)
+                for source in _opened(file, reading, stack, workers)
             ]
 
     def _update_one(
@@ -266,9 +269,10 @@ class Store:
         force: bool,
         progress: bool,
         say: Callable[[str], None],
+        workers: Workers | None,
     ) -> Update:
-        started, name = source.path.stat(), Path(source.name).name
-        digest = content_hash(source.path)
+        started, name = _stamp(source), Path(source.name).name
+        digest = content_hash(source.path) if workers is None else workers.digest(source)
         held, files = self.read(make_network) if self.number() else (None, [])
         if held is not None and not force and any(entry.hash == digest for entry in files):
             return Update(name, None, held.memory.seen, len(held.memory), str(source.dialect), held.account)
@@ -279,17 +283,21 @@ class Store:
                     f"run `recollect set {self.folder} --ignore {ignore[0]}`"
                 )
             first_settings = replace(self.settings, reading=reading)
-            held = TableMemory.for_files(first_settings, [source], make_network, progress=progress)
+            examine = examine_files if workers is None else workers.examine
+            held = TableMemory.for_files(first_settings, [source], make_network, progress=progress, examine=examine)
         elif isinstance(held.memory, GradientMatching):
             held.memory.progress = progress
         held.settings, held.progress = replace(held.settings, reading=reading), progress
         _check_ignored(ignore, held, source)
         first, skipped = held.memory.seen, Skipped()
-        rows = (conform(piece, held.schema, source, ignore) for piece in pieces(source, skipped))
-        taken = held.take(rows, known_rows(source) if files else held.account.rows, say)
+        total = known_rows(source) if files else held.account.rows
+        if workers is None:
+            rows = (conform(piece, held.schema, source, ignore) for piece in pieces(source, skipped))
+            taken = held.take(rows, total, say)
+        else:
+            taken = held.take_blocks(workers.blocks(held, [source], skipped, ignore), total, say)
         taken.skipped += skipped.rows
-        ended = source.path.stat()
-        if (started.st_size, started.st_mtime_ns) != (ended.st_size, ended.st_mtime_ns):
+        if started != _stamp(source):
             raise ValueError(f"{source.name!r} must not change while it is read, but it did: update again")
         told = name.encode(errors="replace").decode()  # a name need not be text
         read_as = str(source.dialect).encode(errors="replace").decode()
@@ -375,10 +383,20 @@ class Store:
         )
 
 
-def _opened(file: str | Path | Source, reading: Reading, stack: ExitStack) -> list[Source]:
+def _opened(file: str | Path | Source, reading: Reading, stack: ExitStack, workers: Workers | None) -> list[Source]:
     if isinstance(file, Source):
         return [file]
+    if workers is not None:
+        return workers.sources([str(file)], reading)
     return stack.enter_context(opened([str(file)], reading))
+
+
+def _stamp(source: Source) -> tuple[int, int] | None:
+    """What changes with a file; whoever copies something from an address sees to that by itself."""
+    if source.address is not None:
+        return None
+    found = source.path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _check_ignored(ignore: Sequence[str], held: TableMemory, source: Source) -> None:

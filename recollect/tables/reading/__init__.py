@@ -7,7 +7,7 @@ a file may be larger than memory.
 from recollect.tables.reading.dialect import FORMATS, Dialect, Reading, Skipped, Source, UnreadableError
 from recollect.tables.reading.pieces import known_rows, parts, pieces, retyped
 from recollect.tables.reading.recognising import recognise
-from recollect.tables.reading.sources import content_hash, find_files, opened
+from recollect.tables.reading.sources import at_hand, content_hash, find_files, found_at, opened, recognise_at
 
 __all__ = [
     "FORMATS",
@@ -16,12 +16,15 @@ __all__ = [
     "Skipped",
     "Source",
     "UnreadableError",
+    "at_hand",
     "content_hash",
     "find_files",
+    "found_at",
     "known_rows",
     "opened",
     "parts",
     "pieces",
     "recognise",
+    "recognise_at",
     "retyped",
 ]

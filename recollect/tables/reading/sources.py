@@ -8,10 +8,12 @@ import glob
 import hashlib
 import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +37,56 @@ def opened(patterns: Iterable[str], reading: Reading | None = None) -> Iterator[
                 known = {source.path for source in found}
                 found += [recognise(path, reading) for path in find_files([pattern]) if path not in known]
         yield found
+
+
+def found_at(patterns: Iterable[str]) -> list[tuple[str, Path | str]]:
+    """The files and addresses that patterns stand for, in order, each once: what people call them, and where they are.
+
+    Nothing is read: that is for others, who may be on other machines.
+    """
+    found: list[Path | str] = []
+    for pattern in dict.fromkeys(patterns):
+        if pattern == STANDARD_INPUT:
+            raise ValueError(
+                "the workers of a cluster read files and addresses, got standard input, which comes to this process "
+                "alone: write it to a file first, or leave out --cluster"
+            )
+        some: list[Any] = [pattern] if _ADDRESS.match(pattern) else find_files([pattern])
+        found += [where for where in some if where not in found]
+    return [(str(where), where.absolute() if isinstance(where, Path) else where) for where in found]
+
+
+def recognise_at(name: str, where: Path | str, reading: Reading) -> Source:
+    """How a file is read, or something at an address, of which a copy is made meanwhile."""
+    if isinstance(where, Path):
+        _check_there(where, name)
+        return recognise(where, reading, name)
+    with tempfile.TemporaryDirectory(prefix="recollect-") as folder:
+        copied = _copied(where, Path(folder, f"copy{_endings(where)}"), reading)
+        return replace(copied, address=where, digest=content_hash(copied.path))
+
+
+@contextmanager
+def at_hand(source: Source) -> Iterator[Source]:
+    """A table that can be read by this process, which may not be the one that found it."""
+    if source.address is not None:
+        with tempfile.TemporaryDirectory(prefix="recollect-") as folder:
+            path = Path(folder, source.path.name)
+            _copied(source.address, path, source.reading)
+            if content_hash(path) != source.digest:
+                raise ValueError(f"{source.name!r} must not change while it is read, but it did: start again")
+            yield replace(source, path=path)
+    else:
+        _check_there(source.path, source.name)
+        yield source
+
+
+def _check_there(path: Path, name: str) -> None:
+    if not path.is_file():
+        raise ValueError(
+            f"every worker must be able to read {name!r}, got no such file on {socket.gethostname()}: "
+            "put it in a folder that all machines share, or pass its address"
+        )
 
 
 def find_files(patterns: Iterable[str]) -> list[Path]:
