@@ -34,15 +34,25 @@ class Batch:
     ids: Tensor
 
     @classmethod
-    def arriving(cls, inputs: Any, targets: Any, *, first_id: int = 0) -> "Batch":
-        """Examples that just came, each with weight one; refused unless complete and finite."""
+    def arriving(cls, inputs: Any, targets: Any, *, weights: Any = None, first_id: int = 0) -> "Batch":
+        """Examples that just came, each with weight one unless given; refused unless complete and finite."""
         inputs, targets = check_examples(inputs, targets)
         n, device = len(targets), targets.device
         inputs = map_inputs(lambda t: t.to(device), inputs)
-        return cls(inputs, targets, torch.ones(n, device=device), torch.arange(first_id, first_id + n, device=device))
+        weights = torch.ones(n, device=device) if weights is None else check_weights(weights, n).to(device)
+        return cls(inputs, targets, weights, torch.arange(first_id, first_id + n, device=device))
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    @property
+    def weighted(self) -> bool:
+        """Whether some examples do not have weight one."""
+        return bool((self.weights != 1).any())
+
+    def counted(self) -> "Batch":
+        """Those that stand for something: of weight above zero."""
+        return self if bool((self.weights > 0).all()) else self.take((self.weights > 0).nonzero()[:, 0])
 
     def __repr__(self) -> str:
         tensors = {f"inputs[{name!r}]" if name else "inputs": t for name, t in named_tensors(self.inputs).items()}
@@ -234,6 +244,27 @@ def check_examples(inputs: Any, targets: Any) -> tuple[Inputs, Tensor]:
     _check_rows(inputs, len(targets), "targets")
     _check_finite(targets, "targets")
     return inputs, targets
+
+
+def check_weights(weights: Any, n: int) -> Tensor:
+    """How many examples each of n stands for, in float32; refused unless they are numbers of at least zero.
+
+    Example:
+        >>> check_weights([2, 0.5], 2)
+        tensor([2.0000, 0.5000])
+    """
+    found = as_tensor(weights, "weights")
+    if found.shape != (n,) or found.dtype == torch.bool:
+        raise ValueError(
+            f"weights must be a row of numbers, one for each of the {n} examples, got {found.dtype} of shape "
+            f"{tuple(found.shape)}"
+        )
+    found = found.float()
+    if not bool((found.isfinite() & (found >= 0)).all()):
+        raise ValueError("weights must be finite and at least 0, got others: an example stands for so many")
+    if not bool(found.any()):
+        raise ValueError("weights must not all be zero: there would be nothing to remember")
+    return found
 
 
 def check_inputs(inputs: Any) -> Inputs:

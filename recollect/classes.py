@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from recollect.checks import check_count, check_number
-from recollect.dictionary import Dictionary, Part, taken
+from recollect.dictionary import Dictionary, Part, taken, weighted_sum
 from recollect.losses import IGNORED
-from recollect.numerics import sum_rows
 from recollect.pursuit import Coreset, pursue
 
 ClassWeight: TypeAlias = Literal["balanced"] | Mapping[int, float]
@@ -31,6 +30,7 @@ Classes: TypeAlias = tuple[ClassWeight | None, int]
 COUNTED = "class_weight and min_per_class are about classes"
 
 _BLOCK = 1024  # rows are summed this many at a time
+_ROUNDING = 1e-9  # of all that is counted: less than that is what rounding leaves of nothing
 
 
 class LostClassWarning(UserWarning):
@@ -43,7 +43,7 @@ class Tally:
 
     Attributes:
         classes: their numbers, ascending.
-        counts: of the examples of each.
+        counts: of the examples of each; in float64 where examples stand for several.
 
     Example:
         >>> seen = Tally.of(torch.tensor([1, 1, 1])).plus(Tally.of(torch.tensor([0])))
@@ -55,13 +55,16 @@ class Tally:
     counts: Tensor
 
     @classmethod
-    def of(cls, labels: Tensor) -> Self:
-        return cls(*labels.unique(return_counts=True))
+    def of(cls, labels: Tensor, weights: Tensor | None = None) -> Self:
+        if weights is None:
+            return cls(*labels.unique(return_counts=True))
+        classes, places = labels.unique(return_inverse=True)
+        return cls(classes, torch.bincount(places, weights.double(), minlength=len(classes)))
 
     def plus(self, other: "Tally") -> "Tally":
         """The tally of both."""
         classes = torch.cat([self.classes, other.classes]).unique()
-        counts = torch.zeros_like(classes)
+        counts = classes.new_zeros(len(classes), dtype=torch.promote_types(self.counts.dtype, other.counts.dtype))
         for part in (self, other):
             counts[torch.searchsorted(classes, part.classes)] += part.counts
         return Tally(classes, counts)
@@ -73,7 +76,8 @@ class Tally:
     def factors(self, class_weight: ClassWeight | None) -> Tensor:
         """How much an example of each class counts, a_c."""
         if class_weight == "balanced":
-            return self.counts.sum() / (len(self.counts) * self.counts.double())
+            present = self.counts > _ROUNDING * self.counts.sum()  # others have been forgotten
+            return torch.where(present, self.counts.sum() / (present.sum() * self.counts.double()), 0.0)
         given: Mapping[int, float] = class_weight or {}
         factors = [given.get(label, 1.0) for label in self.classes.tolist()]
         return torch.tensor(factors, dtype=torch.float64, device=self.classes.device)
@@ -124,12 +128,15 @@ def class_labels(targets: Tensor, why: str = "this memory balances classes") -> 
     return targets.long()
 
 
-def sums_by_class(candidates: Dictionary, labels: Tensor) -> Tensor:
-    """The sums of the rows of each class in float64, (classes, dim)."""
+def sums_by_class(candidates: Dictionary, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The sums of the rows of each class, each times its weight, in float64, (classes, dim)."""
     sums = []
     for label in labels.unique():
-        mine = (labels == label).nonzero()[:, 0].split(_BLOCK)
-        sums.append(torch.stack([taken(candidates, rows).sum() for rows in mine]).sum(0))
+        mine = (labels == label).nonzero()[:, 0]
+        if weights is None:
+            sums.append(torch.stack([taken(candidates, rows).sum() for rows in mine.split(_BLOCK)]).sum(0))
+        else:
+            sums.append(weighted_sum(candidates, mine, weights[mine]))
     return torch.stack(sums)
 
 
@@ -179,11 +186,11 @@ def pursue_classes(
         others = torch.isin(places, torch.tensor([*apart], device=device), invert=True).nonzero()[:, 0]
         room = min(size - len(indices), len(others))
         if room:
-            left = target - _sum(candidates, indices, weights)
+            left = target - weighted_sum(candidates, indices, weights)
             still = max(0.0, count - float(weights.sum()))
             rest = pursue(Part(candidates, others), room, target=left, count=still, **options)
             indices, weights = torch.cat([indices, others[rest.indices]]), torch.cat([weights, rest.weights])
-        missing, norm = target - _sum(candidates, indices, weights), float(target.norm())
+        missing, norm = target - weighted_sum(candidates, indices, weights), float(target.norm())
         chosen = Coreset(indices, weights, float(missing.norm()) / norm if norm else 0.0)
 
 
@@ -204,14 +211,6 @@ def _own(candidates: Dictionary, size: int, target: Tensor, count: float, option
         others = torch.isin(indices, chosen.indices, invert=True)
         indices = torch.cat([chosen.indices, indices[others]])
     return Coreset(indices[:size], torch.full((size,), count / size, dtype=torch.float64, device=target.device), 0.0)
-
-
-def _sum(candidates: Dictionary, indices: Tensor, weights: Tensor) -> Tensor:
-    """The weighted sum of some rows, in float64."""
-    total = torch.zeros(candidates.dim, dtype=torch.float64, device=weights.device)
-    for some, w in zip(indices.split(_BLOCK), weights.split(_BLOCK), strict=True):
-        total += sum_rows(candidates.rows(some).double() * w[:, None])
-    return total
 
 
 def warn_of_lost_classes(before: Tensor, kept: Tensor) -> None:

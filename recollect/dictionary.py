@@ -319,6 +319,19 @@ def add_up(dictionary: "Dictionary") -> ExactSum:
     return total
 
 
+def weighted_sum(dictionary: Dictionary, rows: Tensor, weights: Tensor) -> Tensor:
+    """The sum of some rows, each times its weight, in float64.
+
+    Example:
+        >>> weighted_sum(InMemory(torch.eye(3)), torch.tensor([0, 2]), torch.tensor([5.0, 0.5]))
+        tensor([5.0000, 0.0000, 0.5000], dtype=torch.float64)
+    """
+    total = torch.zeros(dictionary.dim, dtype=torch.float64, device=weights.device)
+    for some, w in zip(rows.split(SCAN_ROWS), weights.double().split(SCAN_ROWS), strict=True):
+        total += sum_rows(dictionary.rows(some).double() * w[:, None])
+    return total
+
+
 def taken(dictionary: Dictionary, rows: Tensor) -> Dictionary:
     """Some of the candidates, in the form that they have."""
     if isinstance(dictionary, Factored):

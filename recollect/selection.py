@@ -23,7 +23,7 @@ from recollect.classes import (
     warn_of_lost_classes,
 )
 from recollect.cluster import connected, in_memory, is_ray_dataset, look_over, of_dataset, shards_of
-from recollect.dictionary import Dictionary
+from recollect.dictionary import Dictionary, weighted_sum
 from recollect.embedding import (
     GradientEmbedding,
     Init,
@@ -304,6 +304,7 @@ def shortlisted(
     shortlist: float | None,
     seed: int,
     *,
+    weights: Tensor | None = None,
     labels: Tensor | None = None,
     seen: Tally | None = None,
     classes: Classes = (None, 0),
@@ -311,7 +312,8 @@ def shortlisted(
     """Which of the arriving examples are candidates for `size` places, as ascending positions; None for all.
 
     They are drawn by their ids, so that who deals out the examples, and in which portions, changes nothing. An example
-    of a class that counts twice as much is twice as likely to be one, and there are some of each class that has places.
+    that counts twice as much, by its weight or its class, is twice as likely to be one, and there are some of each
+    class that has places.
 
     Example:
         >>> shortlisted(torch.arange(100), 2, 3.0, seed=0).shape
@@ -319,12 +321,17 @@ def shortlisted(
     """
     if shortlist is None or (count := shortlist_length(size, shortlist)) >= len(ids):
         return None
-    if labels is None or seen is None:
+    by_class = labels is not None and seen is not None
+    if weights is None and not by_class:
         return drawn(ids, count, seed)
-    keys = uniform_keys(seed, ids, "shortlist")
+    keys = -torch.log1p(-uniform_keys(seed, ids, "shortlist"))  # the first of a race: likelier if divided by more
+    if weights is not None:
+        keys /= weights.to(keys)
     class_weight, min_per_class = classes
-    places = seen.places(labels).to(keys.device)
-    keys = -torch.log1p(-keys) / seen.factors(class_weight).to(keys.device)[places]  # the first of a race: likelier
+    places = torch.zeros(len(ids), dtype=torch.long, device=keys.device)
+    if labels is not None and seen is not None:
+        places = seen.places(labels).to(keys.device)
+        keys /= seen.factors(class_weight).to(keys.device)[places]
     candidates = torch.zeros(len(ids), dtype=torch.bool, device=keys.device)
     candidates[keys.topk(count, largest=False).indices] = True
     for place in places.unique() if min_per_class else ():
@@ -347,29 +354,48 @@ def gather(
     targets: Tensor,
     rows: Tensor | None,
     *,
+    weights: Tensor | None = None,
     labels: Tensor | None = None,
     prepared: Prepared | None = None,
     progress: bool = False,
 ) -> tuple[Tensor, Dictionary]:
     """The sum of the embeddings of all examples, and those of the candidates: all of them if `rows` is None.
 
-    With labels there are sums by class, in the order of the classes.
+    With weights each counts so much in the sum. With labels there are sums by class, in the order of the classes.
     """
     if labels is not None:
         prepared = prepared or embedding.prepared or embedding.prepare(inputs, targets)  # on all, not on one class
     if rows is None:
         candidates = embedding.dictionary(inputs, targets, prepared=prepared, progress=progress)
-        return candidates.sum() if labels is None else sums_by_class(candidates, labels), candidates
+        return total_of(candidates, weights, labels), candidates
 
     def some(rows: Tensor) -> tuple[Inputs, Tensor]:
         return map_inputs(lambda t: t[rows], inputs), targets[rows]
 
+    options: dict[str, Any] = {"prepared": prepared, "progress": progress}
     if labels is None:
-        total = embedding.total(inputs, targets, prepared=prepared, progress=progress)
+        total = embedding.total(inputs, targets, weights=weights, **options)
     else:
         members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
-        total = torch.stack([embedding.total(*some(m), prepared=prepared, progress=progress) for m in members])
+        count = [None if weights is None else weights[m] for m in members]
+        totals = [embedding.total(*some(m), weights=w, **options) for m, w in zip(members, count, strict=True)]
+        total = torch.stack(totals)
     return total, embedding.dictionary(*some(rows), prepared=prepared, progress=progress)
+
+
+def total_of(candidates: Dictionary, weights: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
+    """The sum of embeddings that are there, each times its weight, in float64; by class, in their order, with labels.
+
+    Example:
+        >>> from recollect.dictionary import InMemory
+        >>> total_of(InMemory(torch.eye(2)), torch.tensor([3.0, 1.0]))
+        tensor([3., 1.], dtype=torch.float64)
+    """
+    if labels is not None:
+        return sums_by_class(candidates, labels, weights)
+    if weights is None:
+        return candidates.sum()
+    return weighted_sum(candidates, torch.arange(len(candidates), device=weights.device), weights)
 
 
 def matching_error(

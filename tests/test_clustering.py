@@ -153,6 +153,25 @@ def test_statistics_are_those_of_everything_seen() -> None:
     assert torch.allclose(memory._state["squares"], (everything - everything.mean(0)).square().sum(0), rtol=1e-10)
 
 
+def test_whole_weights_count_as_copies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(90, 3, generator=generator), torch.randint(0, 2, (90,), generator=generator)
+    counts = torch.randint(1, 5, (90,), generator=generator)
+    weighted, copied = rc.Clustering(10), rc.Clustering(10)
+    for part in torch.arange(90).split(30):
+        weighted.update(inputs[part], targets[part], weights=counts[part])
+        rows = part.repeat_interleave(counts[part])
+        copied.update(inputs[rows], targets[rows])
+    for name in ("mean", "squares"):
+        assert torch.allclose(weighted._state[name], copied._state[name])
+    for label in (0, 1):
+        weights = [float(m.batch.weights[m.batch.targets == label].sum()) for m in (weighted, copied)]
+        assert weights == pytest.approx([float(counts[targets == label].sum())] * 2)
+    deviation = (weighted._state["squares"] / weighted.total_weight).clone()
+    weighted.forget(weighted.batch.ids[:4])
+    assert torch.allclose(weighted._state["squares"] / weighted.total_weight, deviation)
+
+
 def test_quantities_are_clustered_with_the_inputs() -> None:
     """Inputs that are all alike, and targets of two levels of any scale: one row is kept for each."""
     generator = torch.Generator().manual_seed(0)

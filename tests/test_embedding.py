@@ -77,7 +77,10 @@ def test_the_total_is_the_sum_of_rows_that_are_never_formed(network: str, projec
     embedding = rc.GradientEmbedding(make_model, inits=2, dim=40, projection=projection, batch_size=4)
     total = embedding.total(inputs, LABELS)
     assert total.dtype == torch.float64
-    assert relative_difference(total, embedding.embed(inputs, LABELS).double().sum(0)) < 1e-5
+    rows = embedding.embed(inputs, LABELS).double()
+    assert relative_difference(total, rows.sum(0)) < 1e-5
+    weights = torch.arange(len(LABELS)) + 0.5
+    assert relative_difference(embedding.total(inputs, LABELS, weights=weights), weights.double() @ rows) < 1e-5
 
 
 @pytest.mark.parametrize(

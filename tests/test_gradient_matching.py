@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import recollect as rc
+from recollect.selection import shortlisted
 from tests.networks import NETWORKS
 
 make_model = partial(rc.models.mlp, 4, 3, hidden=(16,))
@@ -369,6 +370,116 @@ def test_only_memories_with_the_same_draws_are_merged() -> None:
             memory.merge(other)
     with pytest.raises(ValueError, match="can be merged with gradient matching, got Reservoir"):
         memory.merge(rc.Reservoir(5))
+
+
+@pytest.mark.parametrize("sizes", [[60], [3, 4, 53], [1] * 20 + [40]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shortlist": 2},
+        {"shortlist": None},
+        {"layers": "last"},
+        {"class_weight": "balanced", "min_per_class": 1},
+        {"class_weight": "balanced", "shortlist": 2},
+        rc.PAPER,
+    ],
+)
+def test_whole_weights_are_as_many_copies(sizes: list[int], options: dict[str, Any]) -> None:
+    options = {**options, "inits": 2, "dim": 50}
+    inputs, targets = examples(60)
+    counts = torch.randint(1, 6, (60,), generator=torch.Generator().manual_seed(1))
+    weighted, copied = (rc.GradientMatching(make_model, 12, **options) for _ in range(2))
+    for x, y, n in zip(inputs.split(sizes), targets.split(sizes), counts.split(sizes), strict=True):
+        weighted.update(x, y, weights=n)
+        copied.update(x.repeat_interleave(n, 0), y.repeat_interleave(n))
+    assert weighted.seen == 60
+    assert weighted.total_weight == copied.seen == int(counts.sum())
+    assert float((weighted.target - copied.target).norm() / copied.target.norm()) < 1e-6
+    assert options.get("hold_count") is False or float(weighted.batch.weights.sum()) == pytest.approx(
+        weighted.total_weight, rel=0.3
+    )
+
+
+def test_with_all_candidates_weights_match_as_well_as_copies() -> None:
+    inputs, targets = examples(60)
+    counts = torch.randint(1, 6, (60,), generator=torch.Generator().manual_seed(1))
+    weighted, copied = (rc.GradientMatching(make_model, 25, shortlist=None) for _ in range(2))
+    weighted.update(inputs, targets, weights=counts)
+    copied.update(inputs.repeat_interleave(counts, 0), targets.repeat_interleave(counts))
+    assert weighted.error == pytest.approx(copied.error, rel=0.15)
+    everything = (inputs.repeat_interleave(counts, 0), targets.repeat_interleave(counts))
+    errors = [rc.matching_error(make_model, everything, memory.batch) for memory in (weighted, copied)]
+    assert errors[0] == pytest.approx(errors[1], rel=0.15)
+
+
+def test_weights_go_with_candidates_that_are_given() -> None:
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    given, alone = (rc.GradientMatching(embedding, 12) for _ in range(2))
+    inputs, targets = examples(64)
+    weights = torch.arange(64) % 4  # some of which stand for nothing
+    rows = embedding.embed(inputs, targets).double()
+    for first, last in ((0, 4), (4, 64)):  # the first few wait for a choice
+        part = slice(first, last)
+        candidates = embedding.dictionary(inputs[part], targets[part]) if first else None
+        given.update(inputs[part], targets[part], weights=weights[part], candidates=candidates)
+        alone.update(inputs[part], targets[part], weights=weights[part])
+        truth = weights[:last].double() @ rows[:last]
+        for memory in (given, alone):
+            assert float((memory.target - truth).norm() / truth.norm()) < 1e-6
+    assert torch.equal(given.batch.ids, alone.batch.ids)
+    assert torch.allclose(given.batch.weights, alone.batch.weights, rtol=1e-4)
+    with pytest.raises(ValueError, match="candidates must be those of the 64 examples, got 3"):
+        given.update(inputs, targets, weights=weights, candidates=embedding.dictionary(inputs[:3], targets[:3]))
+
+
+def test_merging_counts_the_weights_of_those_that_wait() -> None:
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    inputs, targets = examples(36)
+    weights = 1.0 + torch.arange(36) % 4
+    first, second = (rc.GradientMatching(embedding, 12) for _ in range(2))
+    first.update(inputs[:30], targets[:30], weights=weights[:30])
+    first.update(inputs[30:33], targets[30:33], weights=weights[30:33])
+    second.update(inputs[33:], targets[33:], weights=weights[33:])
+    merged = first.merge(second)
+    truth = weights.double() @ embedding.embed(inputs, targets).double()
+    assert float((merged.target - truth).norm() / truth.norm()) < 1e-6
+    assert merged.total_weight == int(weights.sum())
+
+
+def test_heavy_examples_are_likelier_to_be_candidates() -> None:
+    weights = torch.where(torch.arange(400) < 40, 50.0, 1.0)
+    found = [shortlisted(torch.arange(400), 4, 5.0, seed, weights=weights) for seed in range(200)]
+    heavy = sum(int((rows < 40).sum()) for rows in found if rows is not None) / (200 * 20)
+    # Of a race of 20 with rates 50 (40 runners) and 1 (360), about 40 * 50 / (40 * 50 + 360) = 0.85 are heavy at first.
+    assert 0.75 < heavy < 0.87
+
+
+@pytest.mark.parametrize("options", [{}, {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}}])
+def test_forgotten_weights_leave_the_target(options: dict[str, Any]) -> None:
+    inputs, targets = examples(60)
+    weights = 1 + torch.arange(60) % 5
+    memory = rc.GradientMatching(make_model, 12, inits=2, dim=50, **options)
+    memory.update(inputs, targets, weights=weights)
+    rows = rc.GradientEmbedding(make_model, inits=2, dim=50).embed(inputs, targets).double() * weights[:, None]
+    if options:
+        rows *= torch.tensor([2.0, 1.0, 1.0])[targets][:, None]
+    held = memory.batch.ids[:3].tolist()
+    lost = [i for i in range(60) if i not in memory.batch.ids][:2]
+    memory.forget([*held, *lost], inputs[[*held, *lost]], targets[[*held, *lost]], weights=weights[[*held, *lost]])
+    left = rows.sum(0) - rows[[*held, *lost]].sum(0)
+    assert float((memory.target - left).norm() / left.norm()) < 1e-6
+    assert memory.total_weight == int(weights.sum()) - int(weights[[*held, *lost]].sum())
+
+
+def test_a_class_that_is_forgotten_wholly_counts_for_nothing() -> None:
+    inputs, targets = examples(30)
+    memory = rc.GradientMatching(make_model, 30, inits=2, dim=50, class_weight="balanced")
+    memory.update(inputs, targets, weights=torch.full((30,), 0.1))
+    memory.forget((targets == 2).nonzero()[:, 0])
+    memory.update(*(part[:40] for part in (examples(90, 3)[0], examples(90, 3)[1] % 2)))
+    assert memory.target.isfinite().all()
+    assert set(memory.batch.targets.tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("options", [{}, {"class_weight": {0: 2.0, 1: 1.0, 2: 1.0}}])

@@ -110,6 +110,61 @@ def test_a_reservoir_does_not_depend_on_how_the_stream_is_cut() -> None:
     assert torch.equal(whole.batch.ids, pieces.batch.ids)
 
 
+def test_a_weighted_reservoir_stands_for_each_example_as_much_as_it_weighs() -> None:
+    """On average over seeds, to within four standard errors, and always in sum: whoever cuts or merges the stream."""
+    n, capacity, trials = 24, 6, 600
+    weights = torch.arange(1, n + 1).double()
+    weights[[3, 20]] = 200.0  # these stay for sure, as they are
+    inputs, targets = torch.zeros(n, 1), torch.zeros(n)
+    for how in ("at once", "merged"):
+        found = torch.zeros(trials, n, dtype=torch.float64)
+        for seed in range(trials):
+            memory = rc.Reservoir(capacity, seed=2 * seed)
+            if how == "at once":
+                memory.update(inputs, targets, weights=weights)
+            else:
+                other = rc.Reservoir(capacity, seed=2 * seed + 1)
+                memory.update(inputs[:15], targets[:15], weights=weights[:15])
+                other.update(inputs[15:], targets[15:], weights=weights[15:])
+                memory = memory.merge(other)
+            assert len(memory) == capacity
+            assert float(memory.batch.weights.sum()) == pytest.approx(float(weights.sum()), rel=1e-5)
+            found[seed, memory.batch.ids] = memory.batch.weights.double()
+        assert torch.allclose(found[:, [3, 20]], weights[[3, 20]])
+        share = (weights.sum() - 400) / (capacity - 2)  # what the others weigh if they stay, with probability w / share
+        bound = 4 * (weights * share / trials).sqrt() + 1e-5 * weights
+        assert ((found.mean(0) - weights).abs() <= bound).all()
+
+
+def test_a_weighted_reservoir_does_not_depend_on_how_the_stream_is_cut() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = 0.5 + torch.rand(60, generator=generator)
+    kept = []
+    for size in (1, 7, 60):
+        memory = rc.Reservoir(5)
+        for x, w in zip(torch.arange(60.0)[:, None].split(size), weights.split(size), strict=True):
+            memory.update(x, torch.zeros(len(x)), weights=w)
+        memory.update(DataLoader(rc.memories.Examples(memory.batch), 2, collate_fn=_pairs, generator=generator))
+        kept.append(memory.batch)
+    assert all(torch.equal(batch.ids, kept[0].ids) for batch in kept)
+    assert all(torch.equal(batch.weights, kept[0].weights) for batch in kept)
+
+
+def _pairs(samples: list[rc.memories.Sample]) -> tuple[Tensor, Tensor]:
+    return torch.stack([one.inputs for one in samples]), torch.stack([one.targets for one in samples])
+
+
+def test_a_reservoir_that_is_weighed_later_keeps_its_uniform_sample_as_it_is() -> None:
+    counts = torch.zeros(50)
+    for seed in range(400):
+        memory = rc.Reservoir(5, seed=seed)
+        memory.update(torch.zeros(40, 1), torch.zeros(40))
+        memory.update(torch.zeros(10, 1), torch.zeros(10), weights=torch.full((10,), 4.0))
+        counts[memory.batch.ids] += memory.batch.weights / 400
+    assert float(counts[:40].sum()) == pytest.approx(40, rel=0.1)
+    assert float(counts[40:].sum()) == pytest.approx(40, rel=0.1)
+
+
 def test_other_processes_can_read_the_dataset() -> None:
     memory = rc.Reservoir(5)
     memory.update(*numbers(50))
@@ -230,6 +285,24 @@ def test_herding_tracks_class_means_exactly() -> None:
         error = (memory.batch.inputs[mine].mean(0) - inputs[targets == label].mean(0)).norm()
         assert float(error) < 0.05
         assert memory.batch.weights[mine].tolist() == [10.0 - 5 * label] * 20
+
+
+def test_herding_counts_whole_weights_as_copies() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(60, 3, generator=generator), torch.randint(0, 3, (60,), generator=generator)
+    counts = torch.randint(1, 5, (60,), generator=generator)
+    weighted, copied = rc.Herding(12), rc.Herding(12)
+    for part in torch.arange(60).split(20):
+        weighted.update(inputs[part], targets[part], weights=counts[part])
+        rows = part.repeat_interleave(counts[part])
+        copied.update(inputs[rows], targets[rows])
+    for name in ("classes", "counts", "sums"):
+        assert torch.allclose(weighted._state[name].double(), copied._state[name].double())
+    by_class = [[float(m.batch.weights[m.batch.targets == c].sum()) for c in range(3)] for m in (weighted, copied)]
+    assert by_class[0] == pytest.approx(by_class[1])
+    weighted.forget(weighted.batch.ids[:4])
+    gone = counts.sum() - weighted._state["counts"].sum()
+    assert int(gone) == int(counts.sum()) - weighted.total_weight
 
 
 def test_herding_with_a_function_of_the_inputs(tmp_path: Path) -> None:
@@ -367,3 +440,20 @@ def test_the_local_target_is_the_weighted_kept_plus_what_arrived() -> None:
     memory.update(inputs[8:], targets[8:], model=model)
     coreset = rc.select(lambda: copy.deepcopy(model), inputs, targets, 10, inits=1, dim=50)
     assert sorted(coreset.indices.tolist()) == memory.batch.ids.tolist()
+
+
+def test_local_matching_counts_whole_weights_as_copies() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = rc.models.mlp(1, 2, hidden=(8,))
+    inputs, targets = torch.linspace(-2, 2, 40)[:, None], torch.arange(40) % 2
+    counts = 1 + torch.arange(40) % 7
+    weighted, copied = (rc.LocalGradientMatching(20, dim=50) for _ in range(2))
+    weighted.update(inputs, targets, weights=counts, model=model)
+    copied.update(inputs.repeat_interleave(counts, 0), targets.repeat_interleave(counts), model=model)
+    nothing = weighted.batch.take(torch.arange(0))
+    sums = [
+        m.batch.weights.double() @ embed_at(model, nothing, m.batch, dim=50, seed=0).double()
+        for m in (weighted, copied)
+    ]
+    assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 0.02

@@ -54,13 +54,14 @@ class Draw:
             for name, gradient in gradients_by_func(self.model, slow, inputs, targets, self.losses).items():
                 self.projection.add_parameter(out, name, single(gradient).reshape(n, -1) * scale)
 
-    def summed(self, inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
-        """The gradient of the sum of the losses, by parameter: one plain pass."""
+    def summed(self, inputs: Inputs, targets: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """The gradient of the sum of the losses, each times its weight, by parameter: one plain pass."""
         known = dict(self.model.named_parameters())
         parameters = [known[name].requires_grad_() for name in self.plan.shapes]
         try:
             with torch.enable_grad():
-                total = self.losses(forward(self.model, inputs), targets).sum()
+                losses = self.losses(forward(self.model, inputs), targets)
+                total = (losses if weights is None else losses * weights).sum()
             return dict(zip(self.plan.shapes, gradients_of(total, parameters), strict=True))
         finally:
             for parameter in parameters:

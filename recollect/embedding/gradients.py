@@ -21,7 +21,15 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from recollect.batch import Inputs, check_device, check_examples, forward, map_inputs, named_tensors
+from recollect.batch import (
+    Inputs,
+    check_device,
+    check_examples,
+    check_weights,
+    forward,
+    map_inputs,
+    named_tensors,
+)
 from recollect.checks import check_count, check_number, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.draws import Draw
@@ -201,17 +209,26 @@ class GradientEmbedding:
             found = None if self.layers == "all" else self._factors(known, inputs, targets, progress)
             return found or InMemory(self.embed(inputs, targets, prepared=known, progress=progress))
 
-    def total(self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False) -> Tensor:
+    def total(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        weights: Any = None,
+        prepared: Prepared | None = None,
+        progress: bool = False,
+    ) -> Tensor:
         """The sum of the embeddings in float64, (inits * dim,), for the price of plain passes: no row is ever formed.
 
         Args:
             inputs: a tensor, or a dict or tuple of tensors, one row per example.
             targets: one row per example.
+            weights: by how much each example counts; by one if None.
             prepared: by what `prepare` returned; by default what the first examples that were embedded decided.
             progress: show a progress bar in a terminal.
         """
         return (
-            self.add_total(None, inputs, targets, prepared=prepared, progress=progress)
+            self.add_total(None, inputs, targets, weights=weights, prepared=prepared, progress=progress)
             .value()
             .flatten()
             .to(self.device)
@@ -223,6 +240,7 @@ class GradientEmbedding:
         inputs: Any,
         targets: Any,
         *,
+        weights: Any = None,
         prepared: Prepared | None = None,
         progress: bool = False,
     ) -> ExactSum:
@@ -232,6 +250,7 @@ class GradientEmbedding:
         of `block_rows` consecutive ones, but for the last.
         """
         inputs, targets = check_examples(inputs, targets)
+        counts = None if weights is None else check_weights(weights, len(targets)).to(self.device)
         with self._knowing(prepared, inputs, targets) as known:
             width = self._width(known.plan)
             total = ExactSum(self.inits, width) if before is None else before
@@ -239,7 +258,7 @@ class GradientEmbedding:
             sums: dict[int, dict[str, Tensor]] = {}
             for rows, draws, passing, examples in self._passes(known, True, inputs, targets, progress):
                 mine = sums.setdefault(draws.start, {})
-                for name, gradient in passing.summed(*examples).items():
+                for name, gradient in passing.summed(*examples, None if counts is None else counts[rows]).items():
                     mine[name] = mine[name].add_(gradient) if name in mine else gradient.double()
                 if rows.stop == len(targets) or rows.stop % block == 0:
                     out = torch.zeros(draws.stop - draws.start, width, dtype=torch.float64, device=self.device)

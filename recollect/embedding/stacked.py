@@ -74,11 +74,12 @@ class StackedDraws:
             replace(use, input=single(a.detach()), delta=single(delta)) for use, a, delta in noted if delta is not None
         ]
 
-    def summed(self, inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:
-        """The gradient of the sum of the losses, by parameter, for all draws at once."""
+    def summed(self, inputs: Inputs, targets: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """The gradient of the sum of the losses, each times its weight, by parameter, for all draws at once."""
 
-        def one(weights: dict[str, Tensor], scale: Tensor | None) -> Tensor:
-            return self._losses_at(scale)(functional_forward(self._skeleton, weights, inputs), targets).sum()
+        def one(parameters: dict[str, Tensor], scale: Tensor | None) -> Tensor:
+            losses = self._losses_at(scale)(functional_forward(self._skeleton, parameters, inputs), targets)
+            return (losses if weights is None else losses * weights).sum()
 
         names = list(self._plan.shapes)
         with torch.enable_grad():

@@ -73,7 +73,7 @@ class ExperienceReplay(Learner):
         held = self.memory.batch
         arrived = check_batch(inputs, targets, held)
         model, source = copy.deepcopy(self._model), generator(self.seed, "training", self.memory.seen)
-        share = len(arrived) / (len(arrived) + self.memory.seen) if self.mix == "counts" else 0.5
+        share = len(arrived) / (len(arrived) + self.memory.total_weight) if self.mix == "counts" else 0.5
 
         def mean_loss(part: Batch) -> Tensor:
             return weighted_mean(self.training.losses(forward(model, part.inputs), part.targets), part.weights)

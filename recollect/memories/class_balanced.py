@@ -15,7 +15,8 @@ from recollect.randomness import uniform_keys
 class ClassBalanced(Memory):
     """Keeps a balanced memory: admits while a class is under its share, evicts from the largest class.
 
-    A class's share is the capacity over the number of classes seen. All kept examples weigh the same, as in GDumb.
+    A class's share is the capacity over the number of classes seen. All kept examples weigh the same, as in GDumb;
+    those that came with weights take one place each, and weigh in proportion to them.
 
     Args:
         capacity: how many examples are kept at most.
@@ -28,6 +29,8 @@ class ClassBalanced(Memory):
         >>> memory.batch.targets
         tensor([0, 0, 1, 1])
     """
+
+    counts_weights = True
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         labels = class_labels(torch.cat([held.targets, arrived.targets])).tolist()
@@ -50,5 +53,4 @@ class ClassBalanced(Memory):
                 continue
             group.append(position)
         indices = torch.tensor(sorted(p for group in members.values() for p in group))
-        weights = torch.full((len(indices),), (self.seen + len(arrived)) / len(indices))
-        return Choice(indices, weights, {"classes": torch.tensor(sorted(members))})
+        return Choice(indices, self._in_proportion(held, arrived, indices), {"classes": torch.tensor(sorted(members))})

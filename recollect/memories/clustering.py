@@ -30,8 +30,9 @@ class Clustering(Memory):
 
     Each class is clustered by itself. Classes have clusters in proportion to how many of their examples were seen, and
     each class seen has at least one, as long as there is room. As the stream goes on, what is held is clustered
-    together with what arrives, each held example counting as many as it stands for, so that weights always add up to
-    the number of examples seen. No model is needed: distances are those of the inputs.
+    together with what arrives, each held example counting as many as it stands for, and so does one that comes with a
+    weight, so that weights always add up to the number of examples seen. No model is needed: distances are those of the
+    inputs.
 
     Targets that are not whole numbers are quantities: all examples are then clustered together, with the target,
     standardised, as one more feature. The same holds for targets of several numbers per example.
@@ -54,6 +55,8 @@ class Clustering(Memory):
         (tensor([1, 3, 4]), tensor([3., 1., 1.]))
     """
 
+    counts_weights = True
+
     def __init__(
         self, capacity: int, *, features: Features | None = None, standardize: bool | None = None, seed: int = 0
     ) -> None:
@@ -65,11 +68,9 @@ class Clustering(Memory):
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         new = self._vectors(arrived)
-        state = self._statistics(new)
-        seen = self.seen + len(arrived)
-        if seen <= self.capacity:
-            everything = torch.arange(len(held) + len(arrived))
-            return Choice(everything, torch.ones(len(everything)), state)
+        state = self._statistics(new, arrived)
+        if self.seen + len(arrived) <= self.capacity:
+            return Choice(torch.arange(len(held) + len(arrived)), self._own(held, arrived), state)
         rows = self._scaled(torch.cat([self._vectors(held), new]) if len(held) else new, state, arrived)
         weights = torch.cat([held.weights, arrived.weights]).double().cpu().numpy()
         labels = _classes(torch.cat([held.targets, arrived.targets]))
@@ -83,7 +84,7 @@ class Clustering(Memory):
                 indices.append(group[chosen])
                 sizes.append(size)
         chosen, size = np.concatenate(indices), np.concatenate(sizes)
-        size *= seen / size.sum()  # one, unless there are more classes than places
+        size *= self._total(arrived) / size.sum()  # one, unless there are more classes than places
         order = np.argsort(chosen)
         return Choice(torch.from_numpy(chosen[order]), torch.from_numpy(size[order]), state)
 
@@ -96,22 +97,25 @@ class Clustering(Memory):
             return features
         return torch.cat([features, batch.targets.reshape(len(batch), -1).to(features).cpu()], dim=1)
 
-    def _statistics(self, new: Tensor) -> dict[str, Tensor]:
+    def _statistics(self, new: Tensor, arrived: Batch) -> dict[str, Tensor]:
         """The mean of everything seen and the sum of squares around it, in float64."""
-        mean = sum(block.double().sum(0) for block in new.split(_BLOCK)) / len(new)
-        squares = sum((block.double() - mean).square().sum(0) for block in new.split(_BLOCK))
+        weights = arrived.weights.double().cpu()
+        before, count, total = self.total_weight, float(weights.sum()), self._total(arrived)
+        blocks = list(zip(new.split(_BLOCK), weights[:, None].split(_BLOCK), strict=True))
+        mean = sum((w * block.double()).sum(0) for block, w in blocks) / count
+        squares = sum((w * (block.double() - mean).square()).sum(0) for block, w in blocks)
         if self.seen:
-            old, total = self._state["mean"].cpu(), self.seen + len(new)
+            old = self._state["mean"].cpu()
             apart = mean - old
-            squares = self._state["squares"].cpu() + squares + apart.square() * (self.seen * len(new) / total)
-            mean = old + apart * (len(new) / total)
+            squares = self._state["squares"].cpu() + squares + apart.square() * (before * count / total)
+            mean = old + apart * (count / total)
         if not squares.isfinite().all():
             raise ValueError("inputs and targets must be numbers whose squares are finite, got larger ones: scale them")
         return {"mean": mean, "squares": squares}
 
     def _scaled(self, vectors: Tensor, state: dict[str, Tensor], arrived: Batch) -> Rows:
         """The features in units of their deviation, each its own or all the same, around their mean."""
-        variance = state["squares"] / (self.seen + len(arrived))
+        variance = state["squares"] / self._total(arrived)
         features = len(variance) - _quantities(arrived.targets)
         standardize, inputs = self._standardize, arrived.inputs
         if standardize is None:
@@ -124,6 +128,11 @@ class Clustering(Memory):
         for block, out in zip(vectors.split(_BLOCK), rows.split(_BLOCK), strict=True):
             out.copy_((block.double() - state["mean"]) / deviation)
         return rows.numpy()
+
+    def _state_without(self, stay: Tensor) -> dict[str, Tensor]:
+        """Deviations stay as they were."""
+        left = float(self._total_without(self._gone(stay))) / (self.total_weight or 1.0)
+        return {**super()._state_without(stay), "squares": self._state["squares"] * left}
 
     def options(self) -> dict[str, Any]:
         function: dict[str, Any] = {} if self._features is None else {"features": {"function": "features"}}

@@ -17,7 +17,6 @@ from recollect.classes import (
     check_classes,
     class_labels,
     pursue_classes,
-    sums_by_class,
     warn_of_lost_classes,
 )
 from recollect.cluster import (
@@ -34,12 +33,12 @@ from recollect.cluster import (
 from recollect.dictionary import Dictionary, InMemory, Joined, taken
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction, cross_entropy, get_loss
-from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.memories.memory import OWN, TOTAL, Choice, Memory, plain_options
 from recollect.numerics import sum_rows
 from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
-from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted
-from recollect.sources import Stream, examples_of
+from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted, total_of
+from recollect.sources import Stream
 
 ROOM = 3
 """One of so many places is left free for what comes next, where examples come a few at a time."""
@@ -50,7 +49,9 @@ class GradientMatching(Memory):
 
     The target, the sum of all embeddings, is tracked exactly, because embeddings depend on the
     initialisation distribution and not on training. The dictionary at each step is what was kept and what arrived,
-    so old examples can be dropped or reweighted. Until the capacity is reached, everything is kept with weight one.
+    so old examples can be dropped or reweighted. Until the capacity is reached, everything is kept with weight one, or
+    with the weight that it came with: such an example counts so often in the target, and is so much likelier to be a
+    candidate.
 
     Examples that come a few at a time, at most a third of the capacity, do not cost a choice each. They take free
     places, with weight one, and when there are none left, a choice leaves a third of them free again. So after small
@@ -95,8 +96,8 @@ class GradientMatching(Memory):
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
         nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
-        hold_count: let the weights add up to about the number of examples seen, as learners need that mix them with new
-            examples of weight one; it costs some matching error, which others can save.
+        hold_count: let the weights add up to about the number of examples seen, or to what they stand for, as learners
+            need that mix them with new examples of weight one; it costs some matching error, which others can save.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
@@ -112,6 +113,8 @@ class GradientMatching(Memory):
         >>> memory.seen, len(memory)
         (60, 5)
     """
+
+    counts_weights = True
 
     def __init__(
         self,
@@ -190,11 +193,12 @@ class GradientMatching(Memory):
 
     @property
     def target(self) -> Tensor:
-        """The sum of the embeddings of everything seen, each times the factor of its class, in float64."""
+        """The sum of the embeddings of everything seen, each times its weight and its class's factor, in float64."""
         _, waiting = self._divided(self.batch)
         if len(waiting):
             embedding, prepared = self._ready(waiting)
-            total = embedding.total(waiting.inputs, waiting.targets, prepared=prepared)
+            weights = waiting.weights if waiting.weighted else None
+            total = embedding.total(waiting.inputs, waiting.targets, weights=weights, prepared=prepared)
             return total.to(self.device) + self._state.get("target", 0)
         seen, target = self._seen_classes(), self._state["target"]
         return target if seen is None else seen.factors(self._classes[0]).to(target.device) @ target
@@ -215,6 +219,7 @@ class GradientMatching(Memory):
         *,
         target: str | None = None,
         model: nn.Module | None = None,
+        weights: Any = None,
         candidates: Dictionary | None = None,
     ) -> None:
         """Take in examples and decide anew what stays. On any error the memory is as before.
@@ -229,13 +234,18 @@ class GradientMatching(Memory):
             targets: one row per example, unless the inputs have them.
             target: the name of the targets, where they are an entry of each dict or a column of the table.
             model: not looked at.
+            weights: how many each example stands for, where they already stand for several, as the `batch` of another
+                memory; one each by default. Those that stand for none are seen, and not kept.
             candidates: the embeddings of these examples, as the memory's `embedding.dictionary` gave them.
         """
         if is_ray_dataset(inputs):
+            if weights is not None:
+                raise ValueError("weights must come with examples that are there whole, got a Ray Dataset")
             self._update_elsewhere(lambda: of_dataset(inputs, target))
             return
-        source = examples_of(inputs, targets, target)
-        if self.cluster is not None and candidates is None and isinstance(source, tuple) and self._are_many(source[1]):
+        source = self._source(inputs, targets, target, weights)
+        elsewhere = self.cluster is not None and candidates is None and weights is None
+        if elsewhere and isinstance(source, tuple) and self._are_many(source[1]):
             _, arrived = self._beside_held(Batch.arriving(*source))
             self._update_elsewhere(lambda: in_memory(arrived))
             return
@@ -243,10 +253,17 @@ class GradientMatching(Memory):
         if isinstance(source, Stream) and in_passing:
             arrivals = self._pass_over(source)
             held, arrived = self._beside_held(arrivals.candidates)
-            self._commit(held, arrived, self.revise(held, arrived, arrivals=arrivals), arrivals.count)
-        else:
-            held, arrived = self._beside_held(self._arriving(source))
-            self._commit(held, arrived, self.revise(held, arrived, candidates))
+            choice = self.revise(held, arrived, arrivals=arrivals)
+            self._commit(held, arrived, choice, arrivals.count, arrivals.count)
+            return
+        arriving = self._arriving(source, weights)
+        if candidates is not None:
+            if len(candidates) != len(arriving):
+                raise ValueError(f"candidates must be those of the {len(arriving)} examples, got {len(candidates)}")
+            if not bool(arriving.weights.all()):
+                candidates = taken(candidates, arriving.weights.nonzero()[:, 0].cpu())
+        held, arrived = self._beside_held(arriving.counted())
+        self._commit(held, arrived, self.revise(held, arrived, candidates), len(arriving))
 
     def _pass_over(self, stream: Stream) -> Arrivals:
         """Look at each example once, on the way in."""
@@ -291,18 +308,24 @@ class GradientMatching(Memory):
         options: dict[str, Any] = {"seed": self.seed, "processors": processors, "progress": self.progress}
         arrivals = look_over(embedding, pieces, load, limit, first_id=before.seen, prepared=prepared, **options)
         held, arrived = before._beside_held(arrivals.candidates)
-        before._commit(held, arrived, before.revise(held, arrived, arrivals=arrivals), arrivals.count)
+        choice = before.revise(held, arrived, arrivals=arrivals)
+        before._commit(held, arrived, choice, arrivals.count, arrivals.count)
         self._batch, self._state, self.seen = before._batch, before._state, before.seen
         self._prepared = before._prepared
 
     def _before_those_that_wait(self) -> tuple[Self, Batch]:
-        """A copy as it was before those came that wait for a choice, and these."""
+        """A copy as it was before those came that wait for a choice, and these.
+
+        Not if examples came with weights, which workers do not know of: then those that wait are left to the choice.
+        """
         before = copy(self)
-        if not len(self):
+        if not len(self) or OWN in self._state:
             return before, Batch(torch.empty(0), torch.empty(0), torch.empty(0), torch.empty(0))
         chosen, waiting = self._divided(self.batch)
         before._batch, before.seen = chosen if len(chosen) else None, self.seen - len(waiting)
         before._state = {name: value for name, value in self._state.items() if name != "waiting"}
+        if TOTAL in before._state:
+            before._state[TOTAL] = self._total_without(len(waiting))
         return before, waiting
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
@@ -316,8 +339,7 @@ class GradientMatching(Memory):
         What arrived is embedded unless candidates are given; it may be some of those that passed, the `arrivals`.
         """
         embedding, prepared = self._ready(arrived, candidates is not None, arrivals)
-        if candidates is not None and len(candidates) != len(arrived):
-            raise ValueError(f"candidates must be those of the {len(arrived)} examples, got {len(candidates)}")
+        total = self.total_weight + arrivals.count if arrivals else self._total(arrived)
         count = arrivals.count if arrivals else len(arrived)
         room = self._room(count)
         if room and candidates is None and len(held) + count <= self.capacity:
@@ -334,10 +356,13 @@ class GradientMatching(Memory):
             pool = _Pool.of(arrived, *arrivals.gathered(embedding, progress=self.progress))
         if len(waiting):
             others = embedding.dictionary(waiting.inputs, waiting.targets, prepared=prepared)
-            pool = pool.behind(waiting, others.sum(), others)
+            pool = pool.behind(waiting, total_of(others, waiting.weights if waiting.weighted else None), others)
         if "target" in self._state:
             pool = pool.behind(held, *self._remembered(pool.target.device, seen))
-        coreset = self._pursue(pool, self.seen + count, seen, self.capacity - room)
+        if self.seen + count <= self.capacity:
+            coreset = self._everything(pool, self._own(held, waiting.followed_by(arrived)), seen)
+        else:
+            coreset = self._fitted(pool, total, seen, self.capacity - room)
         choice = pool.choice(coreset, seen, prepared.tensors)
         if seen is not None or get_loss(embedding.loss) is cross_entropy:
             passed = pool.targets[:0] if arrivals is None else arrivals.classes.cpu()
@@ -355,13 +380,16 @@ class GradientMatching(Memory):
         seen: Tally | None,
     ) -> "_Pool":
         """What arrived: the sum of its embeddings, and those on the shortlist as candidates."""
-        by_class: dict[str, Any] = {"labels": labels, "seen": seen, "classes": self._classes}
-        rows = shortlisted(arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, **by_class)
+        weights = arrived.weights.to(embedding.device) if arrived.weighted else None
+        about: dict[str, Any] = {"weights": weights, "labels": labels}
+        rows = shortlisted(
+            arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, seen=seen, classes=self._classes, **about
+        )
         if candidates is None:
-            options: dict[str, Any] = {"labels": labels, "prepared": prepared, "progress": self.progress}
+            options = {**about, "prepared": prepared, "progress": self.progress}
             target, candidates = gather(embedding, arrived.inputs, arrived.targets, rows, **options)
         else:
-            target = candidates.sum() if labels is None else sums_by_class(candidates, labels)
+            target = total_of(candidates, **about)
             candidates = candidates if rows is None else taken(candidates, rows)
         if seen is not None and labels is not None:
             target = seen.spread(target, Tally.of(labels))
@@ -383,7 +411,7 @@ class GradientMatching(Memory):
         if not isinstance(other, GradientMatching):
             raise ValueError(f"gradient matching can be merged with gradient matching, got {type(other).__name__}")
         mine, theirs = self._settled(), other._settled()
-        about = [{name: value for name, value in m._state.items() if name not in _OWN} for m in (mine, theirs)]
+        about = [{name: value for name, value in m._state.items() if name not in _ITS_OWN} for m in (mine, theirs)]
         if not self._matches_like(other) or not _same_tensors(*about):
             raise ValueError(
                 "memories to be merged must have the same draws and classes, got others: give both the same make_model "
@@ -399,9 +427,14 @@ class GradientMatching(Memory):
             targets = [seen.spread(g, tally) for g, tally in zip(targets, tallies, strict=True) if tally]
         rows = InMemory(torch.cat([m._state["embeddings"].to(self.device) for m in (mine, theirs)]))
         pool = _Pool.of(both, targets[0] + targets[1], rows)
-        coreset = self._pursue(pool, self.seen + other.seen, seen, self.capacity)
-        merged = copy(self)
-        merged._commit(both.take(torch.arange(0)), both, pool.choice(coreset, seen, about[0]), other.seen)
+        nothing = both.take(torch.arange(0))
+        own = torch.cat([m._own(m.batch, nothing).to(self.device) for m in (mine, theirs)])
+        if self.seen + other.seen <= self.capacity:
+            coreset = self._everything(pool, own, seen)
+        else:
+            coreset = self._fitted(pool, self.total_weight + other.total_weight, seen, self.capacity)
+        merged, choice = copy(self), pool.choice(coreset, seen, about[0])
+        merged._commit(nothing, replace(both, weights=own), choice, other.seen, other.total_weight)
         return merged
 
     def _matches_like(self, other: "GradientMatching") -> bool:
@@ -422,14 +455,14 @@ class GradientMatching(Memory):
         everything = rows.rows(torch.arange(len(waiting))).to(self.device)
         known = "target" in self._state
         settled, state = copy(self), {k: v for k, v in self._state.items() if k != "waiting"}
-        total = rows.sum().to(self.device)
+        total = total_of(rows, waiting.weights if waiting.weighted else None).to(self.device)
         state["target"] = self._state["target"] + total if known else total
         state["embeddings"] = torch.cat([self._state["embeddings"], everything]) if known else everything
         settled._state = state
         return settled
 
-    def forget(self, ids: Any, inputs: Any = None, targets: Any = None) -> Tensor:
-        """Remove examples that must be deleted, and take their gradients, with weight one, out of the target.
+    def forget(self, ids: Any, inputs: Any = None, targets: Any = None, *, weights: Any = None) -> Tensor:
+        """Remove examples that must be deleted, and take their gradients, as they came, out of the target.
 
         The weights of those that stay are fitted anew. Of an example that is no longer held nothing is known but its
         part of the target: to take that out too, pass the examples themselves. Returns the ids that were not held.
@@ -439,6 +472,7 @@ class GradientMatching(Memory):
             ids: places in the stream, as in `batch.ids`.
             inputs: the examples with these ids, in their order, if some are not held.
             targets: one row per example.
+            weights: with which these examples came, if not with one.
         """
         wanted = self._check_ids(ids)
         settled = self._settled()
@@ -446,31 +480,39 @@ class GradientMatching(Memory):
         stay = (~torch.isin(held.ids, wanted)).nonzero()[:, 0]
         gone = torch.isin(held.ids, wanted).nonzero()[:, 0]
         rows, labels = settled._state["embeddings"][gone], held.targets[gone]
+        own = self._own(held, held.take(gone[:0]))
+        lost = own[gone]
         missing = wanted[~torch.isin(wanted, held.ids)]
         if inputs is not None and len(missing):
-            given = Batch.arriving(inputs, targets).to(self.device)
+            given = Batch.arriving(inputs, targets, weights=weights).to(self.device)
             order = self._check_given(ids, given)
             other = given.take(torch.isin(order, missing).nonzero()[:, 0])
             embedding, prepared = self._ready(other)
             rows = torch.cat([rows, embedding.embed(other.inputs, other.targets, prepared=prepared).to(self.device)])
-            labels = torch.cat([labels, other.targets])
+            labels, lost = torch.cat([labels, other.targets]), torch.cat([lost, other.weights])
         target, seen = settled._state["target"], self._seen_classes()
+        if bool((lost != 1).any()):
+            rows = rows.double() * lost[:, None]
         if seen is None:
             target = target - sum_rows(rows)
         else:
             places = seen.places(class_labels(labels, COUNTED).cpu())
             target = target.index_add(0, places.to(target.device), rows.double(), alpha=-1)
-            seen = Tally(seen.classes, seen.counts - torch.bincount(places, minlength=len(seen.counts)))
+            fewer = torch.bincount(places, lost.double().cpu(), minlength=len(seen.counts))
+            seen = Tally(seen.classes, (seen.counts - fewer).to(seen.counts.dtype))
         rest = held.take(stay)
         pool = _Pool.of(rest, target, InMemory(settled._state["embeddings"][stay]))
-        count = max(self.seen - len(rows), len(stay))
+        total = max(float(self._total_without(float(lost.sum(dtype=torch.float64)))), float(own[stay].sum()))
         if len(stay) and self.seen > self.capacity:
-            coreset = self._fitted(pool, count, seen, len(stay))
+            coreset = self._fitted(pool, total, seen, len(stay))
         else:
             coreset = Coreset(torch.arange(len(stay)), rest.weights.cpu(), 0.0)
         choice = pool.choice(coreset, seen, settled._state)
-        weights = choice.weights.to(self.device, torch.float32)
-        self._batch, self._state = replace(rest.take(choice.indices), weights=weights), choice.state
+        kept = replace(rest.take(choice.indices), weights=choice.weights.to(self.device, torch.float32))
+        state = {**choice.state, TOTAL: torch.tensor(total, dtype=torch.float64).to(self.device)}
+        if OWN in state:
+            state[OWN] = own[stay][choice.indices.to(self.device)]
+        self._batch, self._state = kept, state
         return missing
 
     def _check_given(self, ids: Any, given: Batch) -> Tensor:
@@ -504,17 +546,15 @@ class GradientMatching(Memory):
         state["waiting"] = self._state.get("waiting", torch.tensor(0)) + len(arrived)
         return Choice(torch.arange(len(held) + len(arrived)), torch.cat([held.weights, arrived.weights]), state)
 
-    def _pursue(self, pool: "_Pool", count: int, seen: Tally | None, places: int) -> Coreset:
-        """Choose out of the pool, after so many examples; all of them while there is room."""
-        if count <= self.capacity:
-            indices = torch.arange(len(pool.places))
-            weights = torch.ones(len(indices))
-            if seen is not None:
-                weights = seen.factors(self._classes[0])[seen.places(pool.labels)]
-            return Coreset(indices, weights, 0.0)
-        return self._fitted(pool, count, seen, places)
+    def _everything(self, pool: "_Pool", own: Tensor, seen: Tally | None) -> Coreset:
+        """All of the pool, as there is room, each with the weight that it came with times the factor of its class."""
+        weights = own.cpu()
+        if seen is not None:
+            weights = weights * seen.factors(self._classes[0])[seen.places(pool.labels)]
+        return Coreset(torch.arange(len(pool.places)), weights, 0.0)
 
-    def _fitted(self, pool: "_Pool", count: int, seen: Tally | None, places: int) -> Coreset:
+    def _fitted(self, pool: "_Pool", count: float, seen: Tally | None, places: int) -> Coreset:
+        """So many of the pool, whose weights add up to about the count."""
         size, options = min(places, len(pool.places)), {**self._pursuit, "progress": self.progress}
         if seen is None:
             return pursue(pool.candidates, size, target=pool.target, count=count, **options)
@@ -525,7 +565,7 @@ class GradientMatching(Memory):
         if self._classes == (None, 0):
             return None, None
         labels = class_labels(arrived.targets, COUNTED).cpu()
-        before, now = self._seen_classes(), Tally.of(labels)
+        before, now = self._seen_classes(), Tally.of(labels, arrived.weights.cpu() if arrived.weighted else None)
         return labels, now if before is None else before.plus(now)
 
     def _seen_classes(self) -> Tally | None:
@@ -559,7 +599,7 @@ class GradientMatching(Memory):
         return plain_options({**self._gradients, "shortlist": self._shortlist, **classes, **self._pursuit})
 
 
-_OWN = ("target", "embeddings", "error", "waiting", "classes", "counts")
+_ITS_OWN = ("target", "embeddings", "error", "waiting", "classes", "counts", TOTAL, OWN)
 """What a memory remembers beside its draws."""
 
 

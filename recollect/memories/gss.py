@@ -23,7 +23,8 @@ class GSS(Memory):
     gradients. While there is room it stays. Later, if it points away from all it was compared with (score below
     one), it competes with a kept example drawn in proportion to the scores, and wins with probability
     C_i / (C_i + c). Gradients come from a copy of the model, so its own are not touched, and are
-    projected, which keeps cosines to about 1 / sqrt(dim).
+    projected, which keeps cosines to about 1 / sqrt(dim). All kept examples weigh the same; those that came with
+    weights compete as one each, and weigh in proportion to them.
 
     Args:
         capacity: how many examples are kept at most.
@@ -34,6 +35,7 @@ class GSS(Memory):
     """
 
     needs_model = True
+    counts_weights = True
     per_example = ("scores",)
 
     def __init__(
@@ -84,7 +86,7 @@ class GSS(Memory):
                 continue
             pool[slot], C[slot] = rows[position], c
         indices, order = torch.tensor(kept).sort()
-        weights = torch.full((len(indices),), (self.seen + len(arrived)) / len(indices))
+        weights = self._in_proportion(held, arrived, indices)
         return Choice(indices, weights, {"scores": torch.from_numpy(C[: len(kept)])[order]})
 
     def options(self) -> dict[str, Any]:

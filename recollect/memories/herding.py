@@ -16,7 +16,7 @@ class Herding(Memory):
 
     Features must stay the same over the stream, so that class means can be tracked exactly. Classes share the
     capacity equally; what a small class leaves over goes to the others. An example weighs as many as its class has
-    seen per kept one.
+    seen per kept one. Those that come with weights count so often in their class's mean.
 
     Args:
         capacity: how many examples are kept at most.
@@ -31,6 +31,7 @@ class Herding(Memory):
     """
 
     per_example = ("features",)
+    counts_weights = True
 
     def __init__(self, capacity: int, *, features: Features | None = None, seed: int = 0) -> None:
         super().__init__(capacity, seed=seed)
@@ -42,10 +43,9 @@ class Herding(Memory):
         known = self._state.get("features")
         new = features_of(arrived, self._features, None if known is None else known.shape[1])
         features = new if known is None else torch.cat([known, new])
-        classes, counts, sums = self._totals(labels[len(held) :], new)
-        total = self.seen + len(arrived)
-        if total <= self.capacity:
-            indices, weights = torch.arange(len(labels)), torch.ones(len(labels))
+        classes, counts, sums = self._totals(labels[len(held) :], new, arrived.weights if arrived.weighted else None)
+        if self.seen + len(arrived) <= self.capacity:
+            indices, weights = torch.arange(len(labels)), self._own(held, arrived)
         else:
             rows = [(labels == label).nonzero().flatten() for label in classes]
             shares = fair_shares([len(r) for r in rows], self.capacity)
@@ -59,26 +59,30 @@ class Herding(Memory):
         state = {"features": features[indices], "classes": classes, "counts": counts, "sums": sums}
         return Choice(indices, weights, state)
 
-    def _totals(self, labels: Tensor, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _totals(self, labels: Tensor, features: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Classes seen so far, how many of each, and the sums of their features in float64."""
         old = self._state.get("classes", labels[:0])
         classes = torch.cat([old, labels]).unique()
-        counts = torch.zeros_like(classes)
+        whole = weights is None and not self._state.get("counts", labels).is_floating_point()
+        counts = torch.zeros_like(classes, dtype=torch.long if whole else torch.float64)
         sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64, device=features.device)
         if len(old):
             places = torch.searchsorted(classes, old)
             counts[places], sums[places] = self._state["counts"], self._state["sums"]
         places = torch.searchsorted(classes, labels)
-        counts += torch.bincount(places, minlength=len(classes))
-        sums.index_add_(0, places, features.double())
+        counts += torch.bincount(places, None if weights is None else weights.double(), minlength=len(classes))
+        rows = features.double()
+        sums.index_add_(0, places, rows if weights is None else rows * weights[:, None])
         return classes, counts, sums
 
     def _state_without(self, stay: Tensor) -> dict[str, Tensor]:
         """The classes' means lose what is forgotten too."""
         gone = torch.ones(len(self.batch), dtype=torch.bool, device=stay.device).index_fill(0, stay, False)
         places = torch.searchsorted(self._state["classes"], class_labels(self.batch.targets)[gone])
-        counts = self._state["counts"] - torch.bincount(places, minlength=len(self._state["counts"]))
-        sums = self._state["sums"].index_add(0, places, self._state["features"][gone].double(), alpha=-1)
+        own = self._own(self.batch, self.batch.take(stay[:0]))[gone].double()
+        before = self._state["counts"]
+        counts = (before - torch.bincount(places, own, minlength=len(before))).to(before.dtype)
+        sums = self._state["sums"].index_add(0, places, own[:, None] * self._state["features"][gone].double(), alpha=-1)
         return {**super()._state_without(stay), "counts": counts, "sums": sums}
 
     def options(self) -> dict[str, Any]:

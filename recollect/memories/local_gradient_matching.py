@@ -42,6 +42,7 @@ class LocalGradientMatching(Memory):
     """
 
     needs_model = True
+    counts_weights = True
 
     def __init__(
         self,
@@ -86,13 +87,12 @@ class LocalGradientMatching(Memory):
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embeddings = embed_at(model, held, arrived, seed=self.seed, **self._gradients)
         if self.seen + len(arrived) <= self.capacity:
-            return Choice(torch.arange(len(embeddings)), torch.ones(len(embeddings)))
-        weights = torch.cat([held.weights, arrived.weights]).double().to(embeddings.device)
-        target = sum_rows(embeddings[len(held) :])
-        target += weights[: len(held)] @ embeddings[: len(held)].double()
+            return Choice(torch.arange(len(embeddings)), self._own(held, arrived))
+        new = embeddings[len(held) :]
+        target = sum_rows(new.double() * arrived.weights.to(new)[:, None] if arrived.weighted else new)
+        target += held.weights.double().to(embeddings.device) @ embeddings[: len(held)].double()
         size = min(self.capacity, len(embeddings))
-        count = self.seen + len(arrived)
-        coreset = pursue(embeddings, size, target=target, count=count, **self._pursuit)
+        coreset = pursue(embeddings, size, target=target, count=self._total(arrived), **self._pursuit)
         indices, order = coreset.indices.sort()
         return Choice(indices, coreset.weights[order])
 

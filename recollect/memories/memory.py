@@ -23,6 +23,7 @@ from recollect.randomness import generator
 from recollect.sources import Stream, examples_of, recut
 
 _BLOCK_ROWS = 4096  # of a stream that are held at once
+TOTAL, OWN = "total weight", "own weights"  # what is remembered where examples do not count as one each
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class Memory(ABC):
 
     A concrete memory answers one question, in `choose`: of the examples held and those that
     just arrived, which stay, and with what weight? Weights approximate a sum over all examples
-    seen, so they add up to about `seen`.
+    seen, so they add up to about `total_weight`: `seen`, unless some stand for several.
 
     All tensors of a memory are on one device, the CPU unless it is moved by `to`; what arrives is brought there.
 
     To write one of your own, define `choose`. Let the constructor take `capacity` and `seed` by name, and if it takes
     more, let `options` return the rest: then `load_memory` can make it again, and `choose` finds what it
-    returned as `Choice.state` in `self._state`.
+    returned as `Choice.state` in `self._state`. If it looks at `arrived.weights`, say so by `counts_weights = True`.
 
     Args:
         capacity: how many examples are kept at most.
@@ -74,6 +75,9 @@ class Memory(ABC):
 
     cuts_freely: ClassVar[bool] = False
     """Whether the choice does not depend on how the stream is cut: then a loader's batches are never held at once."""
+
+    counts_weights: ClassVar[bool] = False
+    """Whether examples may come with weights: `choose` finds them in `arrived.weights`."""
 
     def __init__(self, capacity: int, *, seed: int = 0) -> None:
         self.capacity = check_count("capacity", capacity)
@@ -95,6 +99,11 @@ class Memory(ABC):
             raise ValueError("the memory must have seen data, got none so far: call update first")
         return self._batch
 
+    @property
+    def total_weight(self) -> float:
+        """How many examples everything seen stands for: `seen`, unless some came with weights or were forgotten."""
+        return float(self._state[TOTAL]) if TOTAL in self._state else float(self.seen)
+
     def __len__(self) -> int:
         return 0 if self._batch is None else len(self._batch)
 
@@ -107,7 +116,13 @@ class Memory(ABC):
         return f"{type(self).__name__}({', '.join(facts)})"
 
     def update(
-        self, inputs: Any, targets: Any = None, *, target: str | None = None, model: nn.Module | None = None
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        target: str | None = None,
+        model: nn.Module | None = None,
+        weights: Any = None,
     ) -> None:
         """Take in examples and decide anew what stays. On any error the memory is as before.
 
@@ -121,27 +136,42 @@ class Memory(ABC):
             targets: one row per example, unless the inputs have them.
             target: the name of the targets, where they are an entry of each dict or a column of the table.
             model: the learner's current model, for memories that look at it.
+            weights: how many each example stands for, where they already stand for several, as the `batch` of another
+                memory; one each by default. Those that stand for none are seen, and not kept.
         """
         if not isinstance(model, nn.Module | None):
             raise ValueError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
-        source = examples_of(inputs, targets, target)
+        source = self._source(inputs, targets, target, weights)
         if isinstance(source, Stream) and self.cuts_freely:
             passing = copy.copy(self)  # nothing of this memory changes before the stream has ended
             for block in recut(source.batches(self.seen, like=self._batch), _BLOCK_ROWS):
                 passing._take(block, model)
             self._batch, self._state, self.seen = passing._batch, passing._state, passing.seen
         else:
-            self._take(self._arriving(source), model)
+            self._take(self._arriving(source, weights), model)
 
-    def _arriving(self, source: tuple[Inputs, Tensor] | Stream) -> Batch:
+    def _source(self, inputs: Any, targets: Any, target: str | None, weights: Any) -> tuple[Inputs, Tensor] | Stream:
+        """What was passed as data, if weights can go with it."""
+        source = examples_of(inputs, targets, target)
+        if weights is not None and isinstance(source, Stream):
+            raise ValueError("weights must come with examples that are there whole, got a stream: pass tensors")
+        if weights is not None and not self.counts_weights:
+            raise ValueError(
+                f"weights must be passed to a memory that counts them, got {type(self).__name__}: it would take each "
+                "example for one, unless its counts_weights is True"
+            )
+        return source
+
+    def _arriving(self, source: tuple[Inputs, Tensor] | Stream, weights: Any = None) -> Batch:
         """What arrives, whole."""
         if isinstance(source, Stream):
             return source.whole(self.seen)
-        return Batch.arriving(*source, first_id=self.seen)
+        return Batch.arriving(*source, weights=weights, first_id=self.seen)
 
     def _take(self, arrived: Batch, model: nn.Module | None) -> None:
-        held, arrived = self._beside_held(arrived)
-        self._commit(held, arrived, self.choose(held, arrived, model))
+        count = len(arrived)
+        held, arrived = self._beside_held(arrived.counted())
+        self._commit(held, arrived, self.choose(held, arrived, model), count)
 
     def _beside_held(self, arrived: Batch) -> tuple[Batch, Batch]:
         """What is held, and what arrives once it is known to be of the same form."""
@@ -150,14 +180,39 @@ class Memory(ABC):
         check_same_form(held, arrived)
         return held, arrived
 
-    def _commit(self, held: Batch, arrived: Batch, choice: Choice, count: int | None = None) -> None:
-        """Keep what was chosen, if it is a choice that can be kept; `arrived` may be some of `count` examples."""
+    def _commit(
+        self, held: Batch, arrived: Batch, choice: Choice, count: int | None = None, weight: float | None = None
+    ) -> None:
+        """Keep what was chosen, if it is a choice that can be kept.
+
+        What arrived may be some of `count` examples that stand for `weight`; its weights are those it came with.
+        """
         _check_choice(choice, len(held) + len(arrived), self.capacity)
         kept = _kept(held, arrived, choice)
         state = {name: value.detach().to(self.device) for name, value in choice.state.items()}
+        seen = self.seen + (len(arrived) if count is None else count)
+        total = self._total(arrived) if weight is None else self.total_weight + weight
+        state.pop(TOTAL, None)
+        if total != seen:
+            state[TOTAL] = torch.tensor(total, dtype=torch.float64).to(self.device)
+        if OWN in self._state or arrived.weighted:
+            state[OWN] = self._own(held, arrived)[choice.indices.to(self.device)]
         # From here on nothing can fail.
-        self._batch, self._state = kept, state
-        self.seen += len(arrived) if count is None else count
+        self._batch, self._state, self.seen = kept, state, seen
+
+    def _total(self, arrived: Batch) -> float:
+        """How many examples everything seen stands for once these have arrived."""
+        return self.total_weight + float(arrived.weights.sum(dtype=torch.float64))
+
+    def _own(self, held: Batch, arrived: Batch) -> Tensor:
+        """The weights with which examples came that are held, then of those that arrive."""
+        known = self._state.get(OWN, torch.ones_like(held.weights))
+        return torch.cat([known[: len(held)], arrived.weights])
+
+    def _in_proportion(self, held: Batch, arrived: Batch, indices: Tensor) -> Tensor:
+        """A weight for each of those that stay: as it came, times what lets them add up to everything seen."""
+        own = self._own(held, arrived)[indices.to(self.device)].double()
+        return own * (self._total(arrived) / float(own.sum()))
 
     def merge(self, other: "Memory") -> Self:
         """A memory of what both have seen. The other stream's ids follow this one's: `id - self.seen` is its own."""
@@ -167,8 +222,8 @@ class Memory(ABC):
         """Remove examples that must be deleted; returns those of the ids that were not held.
 
         The others' weights are scaled to add up to that much less than before. `seen` still counts what was forgotten,
-        as ids do, and so does what a memory knows of all it has seen (the scales of `Clustering`). On any error the
-        memory is as before.
+        as ids do, and so does what a memory knows of all it has seen (the scales of `Clustering`); `total_weight` does
+        not. On any error the memory is as before.
 
         Args:
             ids: places in the stream, as in `batch.ids`.
@@ -177,9 +232,9 @@ class Memory(ABC):
         held, weights = self.batch, self.batch.weights
         stay = (~torch.isin(held.ids, wanted)).nonzero()[:, 0]
         rest = held.take(stay)
-        total = float(rest.weights.sum())
-        factor = max(0.0, float(weights.sum()) - (len(held) - len(rest))) / total if total else 1.0
-        state = self._state_without(stay)
+        total, gone = float(rest.weights.sum()), self._gone(stay)
+        factor = max(0.0, float(weights.sum()) - gone) / total if total else 1.0
+        state = self._state_without(stay) | {TOTAL: self._total_without(gone)}
         self._batch, self._state = replace(rest, weights=rest.weights * factor), state
         missing: Tensor = wanted[~torch.isin(wanted, held.ids)]
         return missing
@@ -194,9 +249,18 @@ class Memory(ABC):
             raise ValueError(f"ids must be from 0 to {self.seen - 1}, as {self.seen} were seen, got others")
         return wanted
 
+    def _gone(self, stay: Tensor) -> float:
+        """The weights with which those came that do not stay."""
+        own = self._own(self.batch, self.batch.take(stay[:0]))
+        return float(own.sum(dtype=torch.float64) - own[stay].sum(dtype=torch.float64))
+
+    def _total_without(self, gone: float) -> Tensor:
+        return torch.tensor(max(0.0, self.total_weight - gone), dtype=torch.float64).to(self.device)
+
     def _state_without(self, stay: Tensor) -> dict[str, Tensor]:
         """What is remembered of the examples at these positions, and of the stream as a whole."""
-        return {name: value[stay] if name in self.per_example else value for name, value in self._state.items()}
+        by_example = (*self.per_example, OWN)
+        return {name: value[stay] if name in by_example else value for name, value in self._state.items()}
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Sample:
         """`n` different examples, each equally likely, with their weights; all of them if there are fewer.

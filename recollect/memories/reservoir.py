@@ -1,8 +1,11 @@
-"""Reservoir sampling (Vitter 1985) by random keys."""
+"""Reservoir sampling (Vitter 1985) by random keys; where examples come with weights, VarOpt (Cohen et al. 2009)."""
 
-from typing import Self
+from dataclasses import replace
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.batch import Batch, check_same_form
@@ -17,6 +20,11 @@ class Reservoir(Memory):
     keys stay. So the sample is exactly uniform, does not depend on how the stream is cut into batches,
     and samples of several streams can be merged.
 
+    From the first example on that comes with a weight other than one, an example is kept with a probability in
+    proportion to its weight, or for sure if it outweighs the others' share. Whatever its weight, it stands for its own
+    weight on average: weights are unbiased for the sum over any part of the stream, at the least variance, and always
+    add up to the total.
+
     Args:
         capacity: how many examples are kept at most.
         seed: the same seed keeps the same places of a stream; memories to be merged need different ones.
@@ -29,14 +37,19 @@ class Reservoir(Memory):
     """
 
     cuts_freely = True
+    counts_weights = True
 
-    per_example = ("keys",)
+    per_example = ("keys", "adjusted")
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
+        if arrived.weighted or "adjusted" in self._state:
+            weights = torch.cat([self._adjusted(), arrived.weights.double()])
+            draws = uniform_keys(self.seed, arrived.ids, "drop")
+            return _thinned(weights, self.capacity, draws, self._state)
         keys = uniform_keys(self.seed, arrived.ids)
         if "keys" in self._state:
             keys = torch.cat([self._state["keys"], keys])
-        return _smallest(keys, self.capacity, self.seen + len(arrived), self._state)
+        return _smallest(keys, self.capacity, self._total(arrived), self._state)
 
     def merge(self, other: Memory) -> Self:
         """A uniform sample of what both have seen. The other stream's ids follow this one's.
@@ -55,15 +68,38 @@ class Reservoir(Memory):
             )
         later = other.batch.to(self.device)
         check_same_form(self.batch, later)
-        capacity = min(self.capacity, other.capacity) if other.seen > len(other) else self.capacity
+        by_weight = any("adjusted" in memory._state for memory in (self, other))
+        smaller = other.seen > len(other) and not by_weight
+        capacity = min(self.capacity, other.capacity) if smaller else self.capacity
         merged = type(self)(capacity, seed=self.seed).to(self.device)
-        both = self.batch.followed_by(Batch(later.inputs, later.targets, later.weights, later.ids + self.seen))
-        keys = torch.cat([self._state["keys"], other._state["keys"].to(self.device)])
-        merged._commit(
-            both.take(torch.arange(0)), both, _smallest(keys, capacity, self.seen + other.seen, {"sources": sources})
-        )
-        merged.seen = self.seen + other.seen
+        later = replace(later, ids=later.ids + self.seen)
+        both, nothing = self.batch.followed_by(later), later.take(torch.arange(0))
+        count, total = self.seen + other.seen, self.total_weight + other.total_weight
+        if by_weight:
+            weights = torch.cat([self._adjusted(), other._adjusted().to(self.device)])
+            draws = uniform_keys(self.seed, later.ids, "merge")
+            choice = _thinned(weights, capacity, draws, {"sources": sources})
+        else:
+            keys = torch.cat([self._state["keys"], other._state["keys"].to(self.device)])
+            choice = _smallest(keys, capacity, total, {"sources": sources})
+        own = torch.cat([self._own(self.batch, nothing), other._own(other.batch, nothing).to(self.device)])
+        merged._commit(nothing, replace(both, weights=own), choice, count, total)
         return merged
+
+    def forget(self, ids: Any) -> Tensor:
+        missing = super().forget(ids)
+        if "adjusted" in self._state:
+            self._state["adjusted"] = self.batch.weights.double()
+        return missing
+
+    forget.__doc__ = Memory.forget.__doc__
+
+    def _adjusted(self) -> Tensor:
+        """What each example held stands for, in float64."""
+        if "adjusted" in self._state:
+            return self._state["adjusted"]
+        share = self.total_weight / max(1, len(self))
+        return torch.full((len(self),), share, dtype=torch.float64).to(self.device)
 
     def _sources(self) -> Tensor:
         """Which streams of keys have been drawn from: one for each memory that was merged into this one."""
@@ -72,7 +108,48 @@ class Reservoir(Memory):
         return torch.tensor([derive_seed(self.seed, "keys")]).to(self.device)
 
 
-def _smallest(keys: Tensor, capacity: int, seen: int, state: dict[str, Tensor]) -> Choice:
+def _smallest(keys: Tensor, capacity: int, total: float, state: dict[str, Tensor]) -> Choice:
     count = min(capacity, len(keys))
     indices = keys.topk(count, largest=False).indices.sort().values
-    return Choice(indices, torch.full((count,), seen / count), {**state, "keys": keys[indices]})
+    return Choice(indices, torch.full((count,), total / count), {**state, "keys": keys[indices]})
+
+
+def _thinned(weights: Tensor, capacity: int, draws: Tensor, state: dict[str, Tensor]) -> Choice:
+    """One after the other, the last as many as there are draws join those before, and one goes if there is no room."""
+    a, u = weights.cpu().numpy(), draws.cpu().numpy()
+    first = len(a) - len(u)
+    kept, held = list(range(first)), a[:first]
+    for i, draw in enumerate(u, first):
+        kept.append(i)
+        held = np.append(held, a[i])
+        if len(kept) > capacity:
+            gone, held = drop_one(held, float(draw))
+            del kept[gone]
+    indices, adjusted = torch.tensor(kept).to(weights.device), torch.from_numpy(held).to(weights.device)
+    about = {name: value for name, value in state.items() if name != "keys"}
+    return Choice(indices, adjusted, {**about, "adjusted": adjusted})
+
+
+def drop_one(weights: NDArray[np.float64], draw: float) -> tuple[int, NDArray[np.float64]]:
+    """Which of some weights goes, and what the others become, so that each is on average what it was (VarOpt).
+
+    A weight above the threshold t stays as it is. One below goes with probability 1 - weight / t, or becomes t, which
+    is such that on average, and so always, one goes; then the sum stays the same.
+
+    Args:
+        weights: above zero, at least two.
+        draw: a number in [0, 1) that decides.
+
+    Example:
+        >>> drop_one(np.array([1.0, 5.0, 2.0]), 0.5)
+        (0, array([5., 3.]))
+        >>> drop_one(np.array([1.0, 5.0, 2.0]), 0.9)
+        (2, array([3., 5.]))
+    """
+    ascending = np.sort(weights)
+    thresholds = np.cumsum(ascending)[1:] / np.arange(1, len(weights))  # of the 2, 3, ... lightest
+    enough = np.append(ascending[2:] >= thresholds[:-1], True)
+    t = float(thresholds[int(enough.argmax())])
+    chances = np.cumsum((1 - weights / t).clip(min=0))
+    gone = min(int(np.searchsorted(chances, draw * chances[-1], side="right")), len(weights) - 1)
+    return gone, np.delete(np.maximum(weights, t), gone)

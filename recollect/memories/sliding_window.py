@@ -10,6 +10,8 @@ from recollect.memories.memory import Choice, Memory
 class SlidingWindow(Memory):
     """Keeps the last examples of the stream.
 
+    All weigh the same; those that came with weights weigh in proportion to them.
+
     Args:
         capacity: how many examples are kept at most.
         seed: only for `sample` and `loader`; what is kept is not random.
@@ -22,8 +24,9 @@ class SlidingWindow(Memory):
     """
 
     cuts_freely = True
+    counts_weights = True
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         total = len(held) + len(arrived)
         indices = torch.arange(max(0, total - self.capacity), total)
-        return Choice(indices, torch.full((len(indices),), (self.seen + len(arrived)) / len(indices)))
+        return Choice(indices, self._in_proportion(held, arrived, indices))

@@ -38,17 +38,19 @@ make_model = Network
 class EveryOther(rc.Memory):
     """One that a user might write: keeps every second example, or what a function of the ids says, while it can."""
 
+    counts_weights = True
+
     def __init__(self, capacity: int, *, step: int = 2, keep: Callable[[Tensor], Tensor] | None = None, seed: int = 0):
         super().__init__(capacity, seed=seed)
         self.step, self.keep = step, keep
 
     def choose(self, held: rc.Batch, arrived: rc.Batch, model: nn.Module | None) -> Choice:
         ids = torch.cat([held.ids, arrived.ids])
-        total = self._state.get("total", torch.tensor(0)) + len(arrived)
+        rows = self._state.get("rows", torch.tensor(0)) + len(arrived)
         if len(ids) > self.capacity:
             ids = ids[((ids % self.step == 0) if self.keep is None else self.keep(ids)) | (ids < 3)]
         indices = torch.searchsorted(torch.cat([held.ids, arrived.ids]), ids[-self.capacity :])
-        return Choice(indices, torch.full((len(indices),), float(total) / len(indices)), {"total": total})
+        return Choice(indices, self._in_proportion(held, arrived, indices), {"rows": rows})
 
     def options(self) -> dict[str, Any]:
         return plain_options({"step": self.step} if self.keep is None else {"step": self.step, "keep": self.keep})
@@ -468,7 +470,180 @@ def test_only_a_device_that_holds_values_will_do(make: Callable[..., rc.Memory])
     assert same(memory, untouched)
 
 
+# Examples that stand for several
+
+
+def weights_for(n: int, seed: int = 0) -> Tensor:
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed)) * 4 + 0.1
+
+
+def fill_weighted(memory: rc.Memory, sizes: list[int], seed: int = 0) -> Tensor:
+    inputs, targets = examples(sum(sizes), seed)
+    weights = weights_for(sum(sizes), seed)
+    for x, y, w in zip(inputs.split(sizes), targets.split(sizes), weights.split(sizes), strict=True):
+        memory.update(x, y, weights=w, model=the_model())
+    return weights
+
+
+def test_weights_of_one_are_the_same_as_none(make: Callable[..., rc.Memory]) -> None:
+    given, plain = make(), make()
+    for sizes in ([5], [30], [40]):
+        inputs, targets = examples(*sizes, seed=sizes[0])
+        given.update(inputs, targets, weights=[1] * sizes[0], model=the_model())
+        plain.update(inputs, targets, model=the_model())
+        assert same(given, plain)
+        assert given.total_weight == given.seen
+
+
+def test_everything_is_kept_with_the_weight_it_came_with_while_there_is_room(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    weights = fill_weighted(memory, [5, 7])
+    assert memory.batch.ids.tolist() == list(range(12))
+    assert torch.allclose(memory.batch.weights, weights)
+
+
+def test_weights_add_up_to_about_what_everything_stands_for(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    weights = fill_weighted(memory, [50, 50])
+    memory.update(*examples(50, seed=1), model=the_model())
+    total = float(weights.double().sum()) + 50
+    assert memory.seen == 150
+    assert memory.total_weight == pytest.approx(total, rel=1e-9)
+    assert float(memory.batch.weights.sum()) == pytest.approx(total, rel=0.4)
+    assert int(memory.batch.ids.max()) < 150
+
+
+def test_examples_that_stand_for_none_are_seen_and_not_kept(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    inputs, targets = examples(60)
+    weights = weights_for(60)
+    weights[::3] = 0
+    for rows in (slice(0, 6), slice(6, 60)):
+        memory.update(inputs[rows], targets[rows], weights=weights[rows], model=the_model())
+        assert memory.seen == rows.stop
+        assert (memory.batch.ids % 3 != 0).all()
+        assert torch.equal(memory.batch.inputs, inputs[memory.batch.ids])
+    assert memory.total_weight == pytest.approx(float(weights.sum()))
+
+
+BAD_WEIGHTS: dict[str, Any] = {
+    "too few": [1.0, 2.0],
+    "negative": [1.0, -1.0, 1.0],
+    "nan": [1.0, float("nan"), 1.0],
+    "infinite": [1.0, float("inf"), 1.0],
+    "too large": [1.0, 1e39, 1.0],
+    "a column": torch.ones(3, 1),
+    "truth values": [True, True, True],
+    "text": ["1", "1", "1"],
+    "one number": 2.0,
+    "nothing": [0, 0, 0],
+}
+
+
+@pytest.mark.parametrize("bad", BAD_WEIGHTS)
+def test_bad_weights_change_nothing(make: Callable[..., rc.Memory], bad: str) -> None:
+    memory, untouched = make(), make()
+    for one in (memory, untouched):
+        fill_weighted(one, [30])
+    with pytest.raises(ValueError, match=r"^weights must [^\n]*$"):
+        memory.update(*examples(3), weights=BAD_WEIGHTS[bad], model=the_model())
+    assert same(memory, untouched)
+
+
+def test_weights_come_with_whole_examples(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    inputs, targets = examples(30)
+    for source in ([(inputs, targets)], DataLoader(TensorDataset(inputs, targets), 10, generator=torch.Generator())):
+        with pytest.raises(ValueError, match=r"^weights must come with examples that are there whole, got a stream"):
+            memory.update(source, weights=torch.ones(30), model=the_model())
+    assert memory.seen == 0
+    memory.update(TensorDataset(inputs, targets), weights=torch.full((30,), 2.0), model=the_model())
+    assert memory.total_weight == 60
+
+
+def test_a_memory_of_weighted_examples_is_resumed_bit_for_bit(make: Callable[..., rc.Memory], tmp_path: Path) -> None:
+    steady, resumed = make(), make()
+    for seed, sizes in enumerate(([5], [30], [3, 3], [30])):
+        for memory in (steady, resumed):
+            fill_weighted(memory, sizes, seed)
+        resumed.save(tmp_path / "memory")
+        resumed = rc.load_memory(tmp_path / "memory", make_model)
+        assert same(steady, resumed)
+        checkpoint = resumed.state_dict()
+        resumed = make()
+        resumed.load_state_dict(checkpoint)
+        assert same(steady, resumed)
+        assert resumed.total_weight == steady.total_weight != steady.seen
+    for memory in (steady, resumed):
+        memory.update([examples(20, seed=9), examples(20, seed=10)], model=the_model())
+    assert same(steady, resumed)
+
+
+def test_what_is_forgotten_counts_as_it_came(make: Callable[..., rc.Memory]) -> None:
+    for sizes in ([9], [40]):
+        memory = make()
+        weights = fill_weighted(memory, sizes)
+        left = float(weights.double().sum())
+        for count in (3, 1):
+            gone = memory.batch.ids[:count]
+            memory.forget(gone)
+            left -= float(weights[gone].double().sum())
+            assert memory.total_weight == pytest.approx(left, rel=1e-6)
+            assert float(memory.batch.weights.sum()) == pytest.approx(left, rel=0.4)
+        if sizes == [9]:
+            assert torch.allclose(memory.batch.weights, weights[4:])
+        memory.update(*examples(40, seed=1), model=the_model())
+        assert memory.total_weight == pytest.approx(left + 40, rel=1e-6)
+        assert float(memory.batch.weights.sum()) == pytest.approx(left + 40, rel=0.4)
+
+
+@pytest.mark.parametrize("sizes", [(40, 30), (4, 5), (40, 3)])
+def test_merged_memories_stand_for_what_both_do(make: Callable[..., rc.Memory], sizes: tuple[int, int]) -> None:
+    first, second = make(), make() if isinstance(make(), rc.GradientMatching) else make(seed=1)
+    weights = fill_weighted(first, [sizes[0]])
+    fill(second, [sizes[1]])
+    if type(first).merge is rc.Memory.merge:
+        with pytest.raises(ValueError, match=r"^memories to be merged must be of gradient matching or reservoirs"):
+            first.merge(second)
+        return
+    for a, b in ((first, second), (second, first)):
+        merged = a.merge(b)
+        assert merged.seen == sum(sizes)
+        assert len(merged) == min(sum(sizes), CAPACITY)
+        assert merged.total_weight == pytest.approx(float(weights.sum()) + sizes[1], rel=1e-6)
+        assert float(merged.batch.weights.sum()) == pytest.approx(merged.total_weight, rel=0.4)
+        before, place = merged.total_weight, int(merged.batch.ids[0])
+        came = torch.cat([weights, torch.ones(sizes[1])] if a is first else [torch.ones(sizes[1]), weights])
+        merged.forget([place])
+        assert merged.total_weight == pytest.approx(before - float(came[place]), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_weighted_examples_on_a_second_device(name: str) -> None:
+    here = FACTORIES[name]()
+    weights = fill_weighted(here, [5, 30])
+    with SecondDevice():
+        there = FACTORIES[name]().to(DEVICE)
+        inputs, targets = examples(35)
+        there.update(inputs[:5], targets[:5], weights=weights[:5], model=the_model())
+        there.update(inputs[5:].to(DEVICE), targets[5:], weights=weights[5:].to(DEVICE), model=the_model())
+        assert {t.device for t in [there.batch.weights, *there._state.values()]} == {DEVICE}
+        assert there.total_weight == here.total_weight
+        there.to("cpu")
+    assert same(here, there)
+
+
 # Memories that users write
+
+
+def test_a_memory_that_does_not_count_weights_refuses_them() -> None:
+    class Plain(EveryOther):
+        counts_weights = False
+
+    memory = Plain(12)
+    with pytest.raises(ValueError, match="weights must be passed to a memory that counts them, got Plain"):
+        memory.update(*examples(3), weights=[1.0, 2.0, 3.0])
+    assert memory.seen == 0
 
 
 class Derived(EveryOther):
