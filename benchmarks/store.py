@@ -118,7 +118,7 @@ def limits() -> None:
             pyarrow.parquet.write_table(as_table(train_part.inputs[order], train_part.targets[order]), path)
             for limit in ("1.5GB", "3GB"):
                 command = [sys.executable, "-c", _PEAK, "select", str(path), "--target", "cover", "--size", "500"]
-                command += ["-o", f"{folder}/out.parquet", "--memory-limit", limit, "--json"]
+                command += ["--memory", "recollect", "-o", f"{folder}/out.parquet", "--memory-limit", limit, "--json"]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 answer, peak = json.loads(done.stdout), int(re.findall(r"peak (\d+)", done.stderr)[0])
                 rows.append([f"{count:,}", limit, f"{peak * 1024 / 1e9:.2f} GB", answer["rows_per_second"]])
@@ -151,7 +151,7 @@ def million() -> None:
             if place is None:
                 continue
             command = [sys.executable, "-c", _PEAK, "select", str(path), "--target", "label", "--size", str(SIZE)]
-            command += ["-o", f"{folder}/out.parquet", "--json"]
+            command += ["--memory", "recollect", "-o", f"{folder}/out.parquet", "--json"]
             environment = {**os.environ, "PYTHONPATH": place, "OMP_NUM_THREADS": "1"}
             start = time.perf_counter()
             done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

@@ -10,6 +10,7 @@ import pandas
 import polars
 import pyarrow as pa
 import pytest
+from torch import nn
 
 import recollect as rc
 
@@ -87,12 +88,23 @@ def test_a_class_without_rows_is_warned_of_and_kept_if_asked_for() -> None:
         assert chosen.column("y").to_pylist().count("rare") >= 2
 
 
+def test_a_network_of_ones_own_is_matched() -> None:
+    built = []
+
+    def network(features: int, outputs: int) -> nn.Module:
+        built.append((features, outputs))
+        return nn.Linear(features, outputs)
+
+    rc.tables.select(frame(), target="y", size=12, network=network)
+    assert built
+
+
 def test_many_rows_are_announced_with_the_time_they_take_which_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quiet = rc.tables.select(frame(), target="y", size=5)
+    quiet = rc.tables.select(frame(), target="y", size=5, memory="recollect")
     monkeypatch.setattr("recollect.tables.memory._LONG", 90)
-    announced = rc.tables.select(frame(), target="y", size=5, progress=True)
+    announced = rc.tables.select(frame(), target="y", size=5, memory="recollect", progress=True)
     assert re.search(r"^90 rows will take about .*(second|minute)s?$", capsys.readouterr().err, re.MULTILINE)
     pandas.testing.assert_frame_equal(quiet, announced)
 

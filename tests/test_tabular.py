@@ -167,11 +167,12 @@ def test_regression_and_arrays_work(tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(output).schema.names == ["x_0", "x_1", "x_2", "y", "row", "weight"]
 
 
-def test_the_same_rows_are_chosen_whatever_the_format(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory", ["clustering", "recollect"])
+def test_the_same_rows_are_chosen_whatever_the_format(tmp_path: Path, memory: str) -> None:
     chosen = []
     for suffix in (".parquet", ".csv", ".arrow"):
         path = save(make_table(), tmp_path / f"rows{suffix}")
-        held, _ = select_rows(Settings("bought", 15, seed=3), [path])
+        held, _ = select_rows(Settings("bought", 15, memory, seed=3), [path])
         chosen.append(held.memory.batch.ids)
     assert torch.equal(chosen[0], chosen[1]) and torch.equal(chosen[0], chosen[2])
 
@@ -217,7 +218,7 @@ def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def make_store(folder: Path, **settings: Any) -> Store:
-    return Store.create(folder, Settings(**{"target": "bought", "size": 20, **settings}))
+    return Store.create(folder, Settings(**{"target": "bought", "size": 20, "memory": "recollect", **settings}))
 
 
 @pytest.mark.parametrize("memory", ["recollect", "clustering", "reservoir", "class-balanced", "sliding-window"])
@@ -496,7 +497,7 @@ def test_an_empty_store_can_be_inspected_and_says_what_to_do(tmp_path: Path, cap
 
 
 def test_files_larger_than_the_limit_are_taken_in_blocks_that_do_not_depend_on_the_format(tmp_path: Path) -> None:
-    settings = Settings("bought", 20, memory_limit=parse_bytes("720MB"))
+    settings = Settings("bought", 20, memory="recollect", memory_limit=parse_bytes("720MB"))
     table = make_table(2 * settings.block_rows + 100)
     chosen = []
     for suffix in (".parquet", ".csv"):
@@ -513,7 +514,7 @@ def test_limits_are_read_as_people_write_them() -> None:
         with pytest.raises(ValueError, match="memory limit"):
             parse_bytes(bad)
     with pytest.raises(ValueError, match="needs a memory limit of at least"):
-        Settings("y", 1000, memory_limit=10**9)
+        Settings("y", 1000, memory="recollect", memory_limit=10**9)
 
 
 # Whatever people feed it
@@ -935,8 +936,38 @@ def test_rare_rows_are_kept_if_asked_for(tmp_path: Path) -> None:
         ("--class-weight", "heavy"),
         ("--min-per-class", -1),
         ("--min-per-class", 2, "--memory", "reservoir"),
+        ("--class-weight", "balanced", "--memory", "clustering"),
+        ("--model", "torch.nn:Linear", "--memory", "clustering"),
     ):
         assert run("init", tmp_path / "t", "--target", "y", "--size", 15, *wrong) == 2
+
+
+def test_rows_are_clustered_unless_something_needs_gradients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--target", "y", "--size", 5)
+    for more, memory in [
+        ((), "clustering"),
+        (("--min-per-class", 1), "recollect"),
+        (("--class-weight", "balanced"), "recollect"),
+        (("--model", "torch.nn:Linear"), "recollect"),
+        (("--memory", "reservoir"), "reservoir"),
+    ]:
+        assert run("init", tmp_path / "s", *asked, *more, "--json") == 0
+        assert json.loads(capsys.readouterr().out)["memory"] == Store(tmp_path / "s").settings.memory == memory
+    assert run("init", tmp_path / "s", *asked) == 0
+    assert run("set", tmp_path / "s", "--class-weight", "balanced") == 2
+    assert "pass --memory recollect" in one_line(capsys)
+    assert run("set", tmp_path / "s", "--class-weight", "balanced", "--memory", "auto") == 0
+    assert Store(tmp_path / "s").settings.memory == "recollect"
+
+
+def test_clustered_rows_that_are_fewer_than_asked_for_say_why(tmp_path: Path, capsys: Any) -> None:
+    path = save(pa.table({"x": [1.0, 2.0] * 20, "y": ["a", "b"] * 20}), tmp_path / "a.parquet")
+    output = tmp_path / "o.parquet"
+    assert run("select", path, "--target", "y", "--size", 10, "-o", output) == 0
+    assert "8 rows fewer than asked for, as no others differ from these" in capsys.readouterr().out
+    assert pyarrow.parquet.read_table(output).column("weight").to_pylist() == [20.0, 20.0]
 
 
 def test_a_dry_run_shows_the_columns_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

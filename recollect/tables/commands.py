@@ -82,7 +82,7 @@ def select(
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
-    """Choose the few rows of tables whose weighted loss gradients add up to those of all, and write them."""
+    """Choose a few rows of tables that stand for all, each with its weight, and write them."""
     from recollect.tables import WRITTEN, export_table, select_rows
 
     settings = settings_of(target, size, options)

@@ -29,7 +29,7 @@ def select(
     target: str,
     size: int,
     *,
-    memory: str = "recollect",
+    memory: str = "auto",
     task: Task | None = None,
     ignore: Sequence[str] = (),
     kinds: Mapping[str, str] | None = None,
@@ -42,7 +42,7 @@ def select(
     memory_limit: int | str = "4GB",
     progress: bool = False,
 ) -> Any:
-    """Choose the few rows whose weighted loss gradients add up to those of all, with a column of their weights.
+    """Choose a few rows that stand for all, with a column of their weights.
 
     Columns are understood as by the command `recollect select`: numbers, dates and categories in any of the usual forms
     are encoded, identifiers and free text are set aside, and all come out as they went in. `columns` shows what is made
@@ -52,7 +52,9 @@ def select(
         data: a table of pandas, polars or pyarrow; or files: a path, a glob, a folder, an address, or several of these.
         target: the column to be predicted.
         size: how many rows to keep.
-        memory: "recollect", "clustering", "reservoir", "class-balanced" or "sliding-window".
+        memory: "clustering" (k-means by class), "recollect" (gradient matching), "reservoir", "class-balanced" or
+            "sliding-window". "auto" is "recollect" where class weights, places by class or a network are given, which
+            need it, and "clustering" otherwise.
         task: "classification" or "regression"; decided by the target's values if None.
         ignore: columns that are kept but not looked at.
         kinds: what columns are, by name, where it is not to be recognised: "number", "date", "date-dmy", "date-mdy",
@@ -80,7 +82,7 @@ def select(
     settings = Settings(
         target,
         size,
-        memory,
+        "recollect" if memory == "auto" and network is not None else memory,
         task,
         tuple(ignore),
         seed=seed,

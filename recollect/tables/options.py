@@ -25,7 +25,13 @@ Size = Annotated[int, typer.Option(help="How many rows to keep.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A table to write: csv, parquet, ndjson or arrow.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what columns were read as, and write nothing.")]
 
-_Memory = Annotated[str, typer.Option(help="recollect, clustering, reservoir, class-balanced or sliding-window.")]
+_Memory = Annotated[
+    str,
+    typer.Option(
+        help="clustering, recollect (gradient matching), reservoir, class-balanced or sliding-window; auto is "
+        "clustering, or recollect with --class-weight, --min-per-class or --model."
+    ),
+]
 _Task = Annotated[str | None, typer.Option(help="classification or regression; inferred by default.")]
 _As = Annotated[
     list[str] | None,
@@ -60,7 +66,7 @@ CLUSTER: Options = {"cluster": (_Cluster, None)}
 MODEL: Options = {"model": (_Model, None)}
 COLUMNS: Options = {"task": (_Task, None), "kinds": (_As, None), "ignore": (_Ignore, None)}
 CHOOSING: Options = {
-    "memory": (_Memory, "recollect"),
+    "memory": (_Memory, "auto"),
     **COLUMNS,
     "class_weight": (_ClassWeight, None),
     "min_per_class": (_MinPerClass, 0),

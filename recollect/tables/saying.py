@@ -52,8 +52,11 @@ def remarks(taken: "Taken", kept: int, settings: "Settings") -> Iterator[str]:
     if taken.unlabelled:
         yield f"{counted(taken.unlabelled, 'row')} left out, as the target is missing"
     if kept < settings.size:
-        everything = kept >= taken.rows
-        reason = "there are no more" if everything else "no other row brings their gradients nearer to those of all"
+        reason = "no other row brings their gradients nearer to those of all"
+        if kept >= taken.rows:
+            reason = "there are no more"
+        elif settings.memory == "clustering":
+            reason = "no others differ from these"
         yield f"{counted(settings.size - kept, 'row')} fewer than asked for, as {reason}"
     if taken.lost:
         names = ", ".join(map(repr, taken.lost[:5])) + (f" and {len(taken.lost) - 5} more" if taken.lost[5:] else "")

@@ -25,6 +25,7 @@ ROW_BYTES = 4096
 """For a row itself, with its features; wider rows are taken in fewer at a time."""
 
 _LEAST_ROWS = 500
+_COPIES = 12  # of a block's rows at most, while others than gradient matching choose
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Settings:
     Attributes:
         target: the column to be predicted.
         size: how many rows are kept at most.
-        memory: a name of `TABLE_MEMORIES`.
+        memory: a name of `TABLE_MEMORIES`; "auto" becomes "recollect", gradient matching, where class weights, places
+            by class or a network are asked for, which need it, and "clustering" otherwise.
         task: "classification" or "regression"; decided by the target's values if None.
         ignore: columns that are kept but not looked at.
         classes: for how many classes there is room; twice as many as in the first file by default.
@@ -50,7 +52,7 @@ class Settings:
 
     target: str
     size: int
-    memory: str = "recollect"
+    memory: str = "auto"
     task: Task | None = None
     ignore: tuple[str, ...] = ()
     classes: int | None = None
@@ -64,10 +66,13 @@ class Settings:
     reading: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
+        matched = self.class_weight or self.min_per_class or self.model
+        if self.memory == "auto":
+            object.__setattr__(self, "memory", "recollect" if matched else "clustering")
         check_count("size", self.size)
         check_seed(self.seed)
         if self.memory not in TABLE_MEMORIES:
-            raise ValueError(f"memory must be one of {', '.join(TABLE_MEMORIES)}, got {self.memory!r}")
+            raise ValueError(f"memory must be one of auto, {', '.join(TABLE_MEMORIES)}, got {self.memory!r}")
         if self.task not in (None, "classification", "regression"):
             raise ValueError(f"task must be classification or regression, got {self.task!r}")
         if self.classes is not None and self.classes < 2:
@@ -76,8 +81,11 @@ class Settings:
             if kind not in KINDS:
                 raise ValueError(f"a column can be taken as {', '.join(KINDS)}, got {kind!r} for {name!r}")
         check_classes(self.class_weight, self.min_per_class)
-        if self.memory != "recollect" and (self.class_weight or self.min_per_class):
-            raise ValueError(f"class weights and places need the memory 'recollect', got {self.memory!r}")
+        if self.memory != "recollect" and matched:
+            raise ValueError(
+                "class weights, places by class and a network of one's own need gradient matching, "
+                f"got the memory {self.memory!r}: pass --memory recollect"
+            )
         if self.weight_name == "":
             raise ValueError("the column of weights must have a name, got an empty one")
         self.block_rows  # noqa: B018  # says so if the limit is too low
@@ -88,10 +96,9 @@ class Settings:
 
         All of them are summed up, which needs no place for each, but those that may be chosen are embedded.
         """
-        if self.memory != "recollect":
-            return max(int((self.memory_limit - _BASE_BYTES) / (_EMBEDDING * 4.5 + ROW_BYTES)), 10_000)
-        chosen = self.size * _EMBEDDING * 28 + 40 * self.size**2  # what choosing keeps of the chosen
-        candidates = SHORTLIST * self.size * _EMBEDDING * 4.5
+        matches = self.memory == "recollect"
+        chosen = matches * (self.size * _EMBEDDING * 28 + 40 * self.size**2)  # what choosing keeps of the chosen
+        candidates = matches * SHORTLIST * self.size * _EMBEDDING * 4.5
         rows = int((self.memory_limit - _BASE_BYTES - chosen - candidates) / ROW_BYTES)
         if rows < _LEAST_ROWS:
             least = (_BASE_BYTES + chosen + candidates + _LEAST_ROWS * ROW_BYTES) / 1e9
@@ -99,7 +106,7 @@ class Settings:
                 f"keeping {self.size} rows needs a memory limit of at least {least + 0.05:.1f}GB, "
                 f"got {self.memory_limit / 1e9:.1f}GB: pass a larger --memory-limit or a smaller --size"
             )
-        return rows
+        return rows if matches else max(rows // _COPIES, 10_000)
 
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}
