@@ -3,10 +3,12 @@
 A fifth of the training part is held out. From up to 8,000 rows of the rest, each rule chooses, once or batch by batch
 of the paper's stream; two networks are trained on the chosen rows with their weights; accuracy is that on up to 5,000
 of the rows held out. Beside it the error at fresh initialisations, all layers, by a projection of its own.
-All networks are the paper's MLP, also for images, where it stands in for the CNN, which takes fifty times as long.
+Networks are the paper's: the MLP for tables, the CNN for images, of which one is trained for each choice, as it takes
+many times as long. (Lines without a network are of the MLP, also for images; those are shown apart.)
 Results are appended to `results/coverage.jsonl`; what is there is not repeated.
 
 `python benchmarks/covering.py SET [...] [--seeds 0 1] [--sizes 200 1000] [--rules NAME ...] [--modes once stream]`
+`[--epochs 200]`
 `python benchmarks/covering.py --table`
 """
 
@@ -16,6 +18,7 @@ import json
 import time
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -28,8 +31,9 @@ import recollect as rc
 from recollect.batch import Batch
 from recollect.datasets import Dataset, Examples
 from recollect.embedding import draw_model
-from recollect.experiments.stacking import train_stack
+from recollect.experiments.stacking import train_together
 from recollect.learners import Task, Training
+from recollect.learners.training import predict
 from recollect.memories.clustering import represent
 from recollect.randomness import derive_seed, generator
 from recollect.selection import SHORTLIST, shortlisted
@@ -42,6 +46,7 @@ SETS: dict[str, Callable[[Dataset], rc.streams.Stream]] = {
     "fashion-mnist": rc.streams.class_incremental,
     "mnist": rc.streams.rotated,
 }
+IMAGES = ("fashion-mnist", "mnist")
 ROWS, VALIDATION, TRAININGS = 8_000, 5_000, 2
 
 
@@ -63,14 +68,20 @@ class Problem:
         self.targets = torch.cat([batch.targets for batch in batches])
         self.cuts = [len(batch.targets) for batch in batches]
         self.validation = stream.test
-        self.make_model = partial(rc.models.mlp, self.inputs[0].numel(), dataset.n_classes)
+        self.images = self.inputs.ndim > 2
+        shape: Any = tuple(self.inputs.shape[1:]) if self.images else self.inputs.shape[1]
+        self.make_model = partial(rc.models.cnn if self.images else rc.models.mlp, shape, dataset.n_classes)
         self.seed = seed
         self.seconds: dict[str, float] = {}
 
     @cache  # noqa: B019
     def rows(self, setting: str) -> Tensor:
         """Embeddings of all rows, as in "last 5 1000" for layers, S and d; "fresh" for draws that no rule sees."""
-        layers, inits, dim = setting.split()
+        layers, inits, dim, *joined = setting.split()
+        if joined:
+            share, sharpness = map(float, joined)
+            E = self.rows(f"{layers} {inits} {dim}")
+            return torch.cat([E / E.square().sum(1).mean().sqrt(), share**0.5 * self.waves(sharpness)], dim=1)
         seed = self.seed + 1000 if layers == "fresh" else self.seed
         layers = "all" if layers == "fresh" else layers
         start = time.process_time()
@@ -78,6 +89,18 @@ class Problem:
         found = embedding.embed(self.inputs, self.targets)
         self.seconds[setting] = time.process_time() - start
         return found
+
+    def waves(self, sharpness: float, count: int = 4000) -> Tensor:
+        """Random Fourier features of the inputs, whose products estimate exp(-sharpness d^2 / mean d^2) in a class."""
+        x = self.inputs.flatten(1)
+        x = (x - x.mean(0)) / (x.var(0).mean().sqrt() if self.images else x.std(0).clamp(min=1e-6))
+        within = mean(float(x[self.targets == c].var(0).sum()) for c in self.targets.unique())
+        random = generator(self.seed, "waves")
+        directions = torch.randn(x.shape[1], count, generator=random) * (sharpness / within) ** 0.5
+        shifts = 2 * torch.pi * torch.rand(count, generator=random)
+        signs = torch.randint(0, 2, (int(self.targets.max()) + 1, count), generator=random).float() * 2 - 1
+        waves: Tensor = (x @ directions + shifts).cos_()
+        return waves.mul_((2 / count) ** 0.5).mul_(signs[self.targets])
 
 
 # Each rule is a function of the problem, the size and the batches as lists of row numbers, to rows and weights.
@@ -186,8 +209,14 @@ RULES: dict[str, Rule] = {
     "all, S=5, d=1000": partial(matching, "all 5 1000"),
     "all, S=10, d=250": partial(matching, "all 10 250"),
     "last, S=10": partial(matching, "last 10 1000"),
+    "last, S=20": partial(matching, "last 20 1000"),
     "last, S=5": partial(matching, "last 5 1000"),
     "last, S=5, d=250": partial(matching, "last 5 250"),
+    "joined to inputs, 1": partial(matching, "all 10 1000 1 1"),
+    "joined to inputs, 1, sharper": partial(matching, "all 10 1000 1 4"),
+    "joined to inputs, 0.1": partial(matching, "all 10 1000 0.1 1"),
+    "last, joined to inputs, 1": partial(matching, "last 10 1000 1 1"),
+    "last, joined to inputs, 0.1": partial(matching, "last 10 1000 0.1 1"),
     "3 times the centres, then matching": partial(centres_then_matching, "last 5 1000", 3),
     "clustering, weights matched, pull 0.1": partial(clusters_then_fit, "last 5 1000", 0.1),
     "clustering, weights matched, pull 0.01": partial(clusters_then_fit, "last 5 1000", 0.01),
@@ -200,32 +229,49 @@ RULES: dict[str, Rule] = {
 }
 
 
-def measure(name: str, seed: int, size: int, mode: str, rules: list[str]) -> None:
-    key = {"dataset": name, "seed": seed, "size": size, "mode": mode}
-    done = {r["rule"] for r in read() if key.items() <= r.items()}
+def measure(name: str, seed: int, size: int, mode: str, rules: list[str], epochs: int) -> None:
+    key = {"dataset": name, "seed": seed, "size": size, "mode": mode, "epochs": epochs}
+    if name in IMAGES:
+        key["network"] = "cnn"
+    done = {r["rule"] for r in read() if key.items() <= {"epochs": 200, **r}.items()}
     rules = [rule for rule in rules if rule not in done]
     if not rules:
         return
     problem = make_problem(name, seed)
     n = len(problem.targets)
     parts = [torch.arange(n)] if mode == "once" else list(torch.arange(n).split(problem.cuts))
-    inputs, targets = problem.validation
+    fresh = problem.rows("fresh 4 500")
+    full = fresh.sum(0, dtype=torch.float64)
+    told, tasks = [], []
     for rule in rules:
         start = time.process_time()
         rows, weights = RULES[rule](problem, size, parts)
         seconds = time.process_time() - start
-        fresh = problem.rows("fresh 4 500")
-        full = fresh.sum(0, dtype=torch.float64)
         error = float((weights @ fresh[rows].double() - full).norm() / full.norm())
-        batch = Batch(problem.inputs[rows].flatten(1), problem.targets[rows], weights.float(), rows)
-        tasks = []
-        for t in range(TRAININGS):
-            start_at = derive_seed(100 * seed + t, "initial model")
-            tasks.append(Task(draw_model(problem.make_model, start_at), batch, generator(100 * seed + t, "training")))
-        train_stack(tasks, Training())
-        right = [100 * float((task.model(inputs).argmax(1) == targets).float().mean()) for task in tasks]
-        told = {"rule": rule, "kept": len(rows), "error": round(error, 5), "seconds": round(seconds, 2)}
-        write({**key, **told, "rows": n, "validation_accuracies": [round(a, 3) for a in right]})
+        told.append({"rule": rule, "kept": len(rows), "error": round(error, 5), "seconds": round(seconds, 2)})
+        batch = Batch(problem.inputs[rows], problem.targets[rows], weights.float(), rows)
+        trainings = []
+        for t in range(1 if problem.images else TRAININGS):
+            model = draw_model(problem.make_model, derive_seed(100 * seed + t, "initial model"))
+            if problem.images:
+                model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            trainings.append(Task(model, batch, generator(100 * seed + t, "training")))
+        tasks.append(trainings)
+        if problem.images:  # which are not trained as a stack
+            finish(problem, {**key, **told[-1], "rows": n}, trainings, epochs)
+    if not problem.images:
+        train_together([task for trainings in tasks for task in trainings], Training(epochs=epochs))
+        for line, trainings in zip(told, tasks, strict=True):
+            finish(problem, {**key, **line, "rows": n}, trainings, 0)
+
+
+def finish(problem: Problem, line: dict[str, Any], tasks: list[Task], epochs: int) -> None:
+    """Train what is not trained yet, and write down how accurate it is."""
+    if epochs:
+        train_together(tasks, Training(epochs=epochs))
+    inputs, targets = problem.validation
+    right = [100 * float((predict(task.model, inputs).argmax(1) == targets).float().mean()) for task in tasks]
+    write({**line, "validation_accuracies": [round(a, 3) for a in right]})
 
 
 @cache
@@ -243,20 +289,26 @@ def read() -> list[dict[str, Any]]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
 
 
+def column(result: dict[str, Any]) -> str:
+    """The set, and the network where it is not the paper's."""
+    return f"{result['dataset']}, MLP" if result["dataset"] in IMAGES and "network" not in result else result["dataset"]
+
+
 def show() -> None:
     """All results in Markdown: accuracy, and the error at fresh initialisations in percent."""
-    results = read()
-    for size in sorted({r["size"] for r in results}):
-        for mode in ("once", "stream"):
-            some = [r for r in results if r["size"] == size and r["mode"] == mode]
-            names = [name for name in SETS if any(r["dataset"] == name for r in some)]
-            if not names:
-                continue
-            print(f"\n{size} kept, {mode}:\n\n| | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
-            for rule in RULES:
-                cells = [_cell([r for r in some if r["dataset"] == name and r["rule"] == rule]) for name in names]
-                if any(cells):
-                    print(f"| {rule} | {' | '.join(cells)} |")
+    results = [{"epochs": 200, **r, "column": column(r)} for r in read()]
+    for epochs, size, mode in product((200, 100), sorted({r["size"] for r in results}), ("once", "stream")):
+        some = [r for r in results if (r["epochs"], r["size"], r["mode"]) == (epochs, size, mode)]
+        present = {r["column"] for r in some}
+        names = [name for name in (*SETS, *(f"{image}, MLP" for image in IMAGES)) if name in present]
+        if not names:
+            continue
+        trained = "" if epochs == 200 else f", {epochs} epochs"
+        print(f"\n{size} kept, {mode}{trained}:\n\n| | {' | '.join(names)} |\n|---|{'---|' * len(names)}")
+        for rule in RULES:
+            cells = [_cell([r for r in some if r["column"] == name and r["rule"] == rule]) for name in names]
+            if any(cells):
+                print(f"| {rule} | {' | '.join(cells)} |")
 
 
 PAIRS = [
@@ -273,7 +325,7 @@ PAIRS = [
 
 def compare() -> None:
     """Rules side by side on the same rows: the mean difference over all runs that both were part of."""
-    known = {tuple(r[name] for name in ("rule", "dataset", "seed", "size", "mode")): r for r in read()}
+    known = {(r["rule"], column(r), *(r.get(n, 200) for n in ("seed", "size", "mode", "epochs"))): r for r in read()}
     print("\n| | less | runs | accuracy | error, as a multiple |\n|---|---|---|---|---|")
     for first, second in PAIRS:
         pairs = [
@@ -300,6 +352,7 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[200, 1000])
     parser.add_argument("--modes", nargs="+", default=["once", "stream"])
     parser.add_argument("--rules", nargs="+", default=list(RULES))
+    parser.add_argument("--epochs", type=int, default=200)
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
@@ -308,7 +361,7 @@ def main() -> None:
         for name in arguments.sets:
             for size in arguments.sizes:
                 for mode in arguments.modes:
-                    measure(name, seed, size, mode, arguments.rules)
+                    measure(name, seed, size, mode, arguments.rules, arguments.epochs)
     if arguments.table or not arguments.sets:
         show()
         compare()
