@@ -233,7 +233,8 @@ def test_files_are_read_by_workers_and_the_choice_is_the_same(tmp_path: Path, co
     )
     if which == "several":
         pyarrow.parquet.write_table(pyarrow.parquet.read_table(parquet).slice(0, 100), files[1])
-    options = ["--target", "kind", "--size", 20, "--drop-missing-target", "--memory-limit", "721MB"]  # 1500 at a time
+    options = ["--target", "kind", "--size", 20, "--drop-missing-target", "--memory", "recollect"]
+    options += ["--memory-limit", "721MB"]  # 1500 at a time
     answers = []
     for name, more in (("here", []), ("there", ["--cluster", "auto"])):
         code, said, _ = command("select", *files, *options, "-o", tmp_path / f"{name}.csv", "--json", *more)
@@ -256,7 +257,8 @@ def test_a_store_is_the_same_whoever_reads_its_files(tmp_path: Path, command: Co
     found = []
     for name, more in (("here", []), ("there", ["--cluster", "auto"])):
         store = tmp_path / name
-        assert command("init", store, "--target", "kind", "--size", 20, "--drop-missing-target", "--quiet")[0] == 0
+        options = ["--target", "kind", "--size", 20, "--drop-missing-target", "--memory", "recollect"]
+        assert command("init", store, *options, "--quiet")[0] == 0
         said = command("update", store, *days, days[0], *more)
         assert said[0] == 0 and "new classes: c" in said[1]
         assert "day0.parquet: taken before, not counted again" in command("update", store, days[0], *more)[1]
@@ -272,15 +274,17 @@ def test_a_wrong_file_is_refused_in_the_same_words_and_changes_nothing(tmp_path:
     (tmp_path / "short.csv").write_text(text.read_text() + '"1"\n')
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     store = tmp_path / "store"
-    assert command("init", store, "--target", "kind", "--size", 20, "--quiet", "--drop-missing-target")[0] == 0
+    matching = ["--memory", "recollect"]
+    options = ["--target", "kind", "--size", 20, "--quiet", "--drop-missing-target", *matching]
+    assert command("init", store, *options)[0] == 0
     assert command("update", store, text, "--cluster", "auto", "--quiet")[0] == 0
     before = {path: path.read_bytes() for path in store.rglob("*.json")}
     wrong = [
         ("update", store, tmp_path / "short.csv"),
         ("update", store, tmp_path / "other.csv"),
-        ("select", text, "--target", "kind", "--size", 9, "-o", tmp_path / "o.csv"),  # targets are missing
-        ("select", text, "--target", "none", "--size", 9, "-o", tmp_path / "o.csv"),
-        ("select", tmp_path / "nowhere.csv", "--target", "kind", "--size", 9, "-o", tmp_path / "o.csv"),
+        ("select", text, "--target", "kind", "--size", 9, *matching, "-o", tmp_path / "o.csv"),  # targets are missing
+        ("select", text, "--target", "none", "--size", 9, *matching, "-o", tmp_path / "o.csv"),
+        ("select", tmp_path / "nowhere.csv", "--target", "kind", "--size", 9, *matching, "-o", tmp_path / "o.csv"),
     ]
     for arguments in wrong:
         here, there = command(*arguments), command(*arguments, "--cluster", "auto")
@@ -292,8 +296,9 @@ def test_a_wrong_file_is_refused_in_the_same_words_and_changes_nothing(tmp_path:
 def test_what_a_cluster_cannot_do_is_one_sentence(tmp_path: Path, command: Command) -> None:
     parquet, _ = written(tmp_path, 200)
     choose = ["--target", "kind", "--size", 9, "-o", tmp_path / "o.csv", "--cluster", "auto"]
-    assert "which comes to this process alone: write it to a file first" in command("select", "-", *choose)[2]
-    assert "got memory 'reservoir': leave out" in command("select", parquet, *choose, "--memory", "reservoir")[2]
+    alone = command("select", "-", *choose, "--memory", "recollect")[2]
+    assert "which comes to this process alone: write it to a file first" in alone
+    assert "got memory 'clustering': pass --memory recollect" in command("select", parquet, *choose)[2]
     assert "got class weights or places" in command("select", parquet, *choose, "--min-per-class", 1)[2]
     missing = Source("far.csv", Path("/nowhere/far.csv"), Dialect("csv"))
     with (

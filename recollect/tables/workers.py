@@ -52,11 +52,13 @@ def working(address: str) -> Iterator["Workers"]:
 
 def check_settings(settings: Settings) -> None:
     """Refuse what needs all rows in one place."""
-    if settings.memory != "recollect" or settings.class_weight or settings.min_per_class:
-        got = f"memory {settings.memory!r}" if settings.memory != "recollect" else "class weights or places"
+    wanted = "a cluster chooses by gradient matching, and from all classes alike"
+    if settings.memory != "recollect":
         raise ValueError(
-            f"a cluster chooses with the memory 'recollect', and from all classes alike, got {got}: leave out --cluster"
+            f"{wanted}, got memory {settings.memory!r}: pass --memory recollect, to init or select, or no --cluster"
         )
+    if settings.class_weight or settings.min_per_class:
+        raise ValueError(f"{wanted}, got class weights or places: leave out --cluster")
 
 
 class Workers:
