@@ -667,3 +667,31 @@ def test_models_that_cannot_be_stacked_are_taken_one_by_one() -> None:
         assert embedding.prepared is not None and embedding.prepared.stacked == (habit == "none")
     torch.testing.assert_close(embeddings["overwrites"], embeddings["none"])
     torch.testing.assert_close(embeddings["looks"], embeddings["none"])
+
+
+class Images(nn.Module):
+    """A small network of convolutions; one that views what they return cannot have their channels last."""
+
+    def __init__(self, *, views: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 3, 3), nn.Conv2d(3, 4, 3)
+        self.head, self.views = nn.Linear(16, 3), views
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.second(nn.functional.max_pool2d(self.first(x), 2)))
+        return self.head(x.view(len(x), -1) if self.views else x.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_images_pass_with_the_channels_last_where_the_model_gets_along_with_it() -> None:
+    inputs = torch.randn(10, 1, 10, 10, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(10) % 3
+    embeddings = [rc.GradientEmbedding(partial(Images, views=views), inits=2, dim=60) for views in (False, True)]
+    rows = [embedding.embed(inputs, labels) for embedding in embeddings]
+    prepared = [embedding.prepared for embedding in embeddings]
+    assert prepared[0] is not None and prepared[0].draws and prepared[1] is not None
+    assert [known.plan.channels_last for known in (prepared[0], prepared[1])] == [True, False]
+    assert prepared[0].draws[1].model.second.weight.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(rows[0], rows[1])
+    for embedding, some in zip(embeddings, rows, strict=True):
+        torch.testing.assert_close(embedding.total(inputs, labels).float(), some.sum(0), rtol=1e-4, atol=1e-5)
+    assert embeddings[0].restore(prepared[0].tensors).plan.channels_last

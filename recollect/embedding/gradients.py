@@ -14,7 +14,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
@@ -41,7 +41,9 @@ from recollect.embedding.initialisations import (
     check_init,
     draw_model,
     plain_attention,
+    put_channels_last,
     set_statistics,
+    takes_channels_last,
 )
 from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
@@ -359,7 +361,10 @@ class GradientEmbedding:
                 statistics = tuple(calibrate(self._model(s), first) for s in range(self.inits))
             scales = self._scales(statistics, inputs, targets)
             losses = scales[0] if scales else self._losses
+            few = map_inputs(lambda t: t[:2], inputs)
+            channels_last = self.device.type == "cpu" and takes_channels_last(models[0], few)
             plan = self._planned(models[0], inputs, targets.to(self.device), losses)
+            plan = replace(plan, channels_last=channels_last)
             if plan.rest:
                 warnings.warn(_slow(plan.rest), stacklevel=2)
             return self._assembled(plan, statistics, scales, inputs, targets)
@@ -449,6 +454,8 @@ class GradientEmbedding:
         if found != plan.shapes:
             raise ValueError(_OTHER_MODELS)
         set_statistics(model, statistics[s])
+        if plan.channels_last:
+            put_channels_last(model)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         return Draw(model, self._make_projection(plan, s), plan, scales[s] if scales else self._losses)

