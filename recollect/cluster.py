@@ -29,9 +29,12 @@ from recollect.embedding import GradientEmbedding, Prepared
 from recollect.numerics import ExactSum
 from recollect.onepass import Arrivals, drawn, whole_classes
 from recollect.progress import progress_bar
+from recollect.randomness import uniform_keys
 from recollect.sources import examples_of
 
 _ROWS_PER_TASK = 8192  # at least, so that a task takes longer than starting it
+_MOST_ROWS_PER_TASK = 131_072  # so that a worker that dies has not much to do again
+_TASKS = 8  # for each worker, so that none is idle for long while another ends
 _TOGETHER = 8  # findings that are put together by one task
 _PATIENCE = 10.0  # seconds until nobody is thought to be there
 _WAITING = 4  # tasks per processor that are handed out in advance
@@ -56,6 +59,7 @@ class Work:
     load: Load
     limit: int
     seed: int
+    highest: float  # key of a candidate: others need not travel
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def look_over(
     processors: int,
     first_id: int = 0,
     prepared: Prepared | None = None,
-    rows_per_task: int = _ROWS_PER_TASK,
+    rows_per_task: int | None = None,
     progress: bool = False,
 ) -> Arrivals:
     """As `one_pass`, of examples that are in pieces, by the workers of the cluster that is connected.
@@ -138,7 +142,8 @@ def look_over(
         processors: how many there are.
         first_id: of the first example.
         prepared: what was decided on earlier examples; on the first of these if None.
-        rows_per_task: about how many examples a worker is given at a time; it changes nothing else.
+        rows_per_task: about how many examples a worker is given at a time; it changes nothing else. Some for each
+            processor by default.
         progress: show a progress bar in a terminal.
     """
     ray = import_ray()
@@ -147,7 +152,9 @@ def look_over(
     look = ray.remote(_look).options(max_retries=-1)
     block: int = ray.get(ray.remote(_block_rows).remote(load, embedding, pieces[0].what))
     prepared = prepared or _prepare(ray, embedding, pieces, load, block)
-    work = ray.put(Work(embedding, prepared, load, limit, seed))
+    work = ray.put(Work(embedding, prepared, load, limit, seed, _highest_key(limit, count)))
+    if rows_per_task is None:
+        rows_per_task = min(max(_ROWS_PER_TASK, count // (_TASKS * processors)), _MOST_ROWS_PER_TASK)
     step = -(-max(rows_per_task, 1) // block) * block
     running: list[Any] = []
     found: list[Any] = []
@@ -159,6 +166,7 @@ def look_over(
                 found, running = _gather(ray, found, running, work)
             bar.advance(stop - start)
         whole: Found = ray.get(_put_together(ray, work, [*found, *running]))
+    assert len(whole.candidates) == min(limit, count)  # or keys would not be uniform
     total = None if count <= limit else whole.total
     return Arrivals(whole.candidates, total, whole.count, prepared, whole.classes)
 
@@ -177,7 +185,7 @@ def shards_of(
     count = ends[-1]
     block: int = ray.get(ray.remote(_block_rows).remote(load, embedding, pieces[0].what))
     prepared = prepared or _prepare(ray, embedding, pieces, load, block)
-    work = ray.put(Work(embedding, prepared, load, 0, 0))
+    work = ray.put(Work(embedding, prepared, load, 0, 0, 1.0))
     unit = math.lcm(SCAN_ROWS, embedding.batch_size)  # within which rows are embedded and scanned together
     step = -(-count // (processors * unit)) * unit
     actor = ray.remote(Shard).options(max_restarts=-1, max_task_retries=-1)
@@ -185,6 +193,11 @@ def shards_of(
     shards = [actor.remote(work, *_parts(pieces, i, min(i + step, count), ends)) for i in range(0, count, step)]
     targets = torch.cat(ray.get([shard.targets.remote() for shard in shards]))
     return Sharded(shards, [work, *(piece.what for piece in pieces)]), targets
+
+
+def _highest_key(limit: int, count: int) -> float:
+    """A key that the `limit` smallest of `count` uniform ones do not reach, by twelve standard deviations."""
+    return min(1.0, (limit + 12 * math.sqrt(limit) + 12) / count)
 
 
 def _prepare(ray: Any, embedding: GradientEmbedding, pieces: Sequence[Piece], load: Load, block: int) -> Prepared:
@@ -358,7 +371,8 @@ def _look(work: Work, first_id: int, cuts: list[tuple[int, int]], *whats: Any) -
     batch = _load(work.load, cuts, whats)
     batch = Batch(batch.inputs, batch.targets, batch.weights, torch.arange(first_id, first_id + len(batch)))
     total = work.embedding.add_total(None, batch.inputs, batch.targets, prepared=work.prepared)
-    candidates = batch.take(drawn(batch.ids, work.limit, work.seed))
+    few = batch.take((uniform_keys(work.seed, batch.ids, "shortlist") <= work.highest).nonzero()[:, 0])
+    candidates = few.take(drawn(few.ids, work.limit, work.seed))
     return Found(total, candidates, whole_classes(batch.targets), len(batch))
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,21 @@ def test_what_is_found_does_not_depend_on_how_examples_are_dealt_out(rows: int, 
     assert torch.equal(one.candidates.ids, other.candidates.ids) and one.count == other.count == 8500
 
 
-def test_workers_that_are_killed_change_nothing(local: rc.Coreset) -> None:
+def children(parent: int, *pattern: str) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(parent), *pattern], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+@contextmanager
+def killing(what: str, most: int) -> Iterator[list[int]]:
+    """Kills workers of this process's cluster that are at such a task, one after the other."""
     killed: list[int] = []
     done = threading.Event()
 
     def kill() -> None:
-        while not done.is_set() and len(killed) < 5:
-            found = subprocess.run(["pgrep", "-f", "ray::_look"], capture_output=True, text=True, check=False)
-            for pid in map(int, found.stdout.split()[:1]):
+        while not done.is_set() and len(killed) < most:
+            at_it = [pid for raylet in children(os.getpid(), "-x", "raylet") for pid in children(raylet, "-f", what)]
+            for pid in at_it[:1]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
@@ -108,10 +115,15 @@ def test_workers_that_are_killed_change_nothing(local: rc.Coreset) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        chosen = [rc.select(make_model, *examples(9000), 20, inits=3, cluster="auto") for _ in range(2)]
+        yield killed
     finally:
         done.set()
         killer.join()
+
+
+def test_workers_that_are_killed_change_nothing(local: rc.Coreset) -> None:
+    with killing("ray::_look", 3) as killed:
+        chosen = [rc.select(make_model, *examples(9000), 20, inits=3, cluster="auto") for _ in range(2)]
     assert all(same(coreset, local) for coreset in chosen)
     assert killed
 
@@ -267,6 +279,17 @@ def test_a_store_is_the_same_whoever_reads_its_files(tmp_path: Path, command: Co
     assert (tmp_path / "there.csv").read_bytes() == (tmp_path / "here.csv").read_bytes()
     assert found[0][0] == found[1][0]
     assert found[0][1].encoding == found[1][1].encoding and found[0][1].account == found[1][1].account
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_workers_that_are_killed_while_they_read_change_nothing(tmp_path: Path, command: Command) -> None:
+    parquet, _ = written(tmp_path, 4000)
+    choose = ["select", parquet, "--target", "kind", "--size", 20, "--drop-missing-target", "--quiet", "-o"]
+    assert command(*choose, tmp_path / "here.csv")[0] == 0
+    with killing("ray::_(begin|glimpses|fold|read|encode)", 3) as killed:
+        assert all(command(*choose, tmp_path / f"{i}.csv", "--cluster", "auto")[0] == 0 for i in range(2))
+    assert killed
+    assert {(tmp_path / f"{i}.csv").read_bytes() for i in range(2)} == {(tmp_path / "here.csv").read_bytes()}
 
 
 def test_a_wrong_file_is_refused_in_the_same_words_and_changes_nothing(tmp_path: Path, command: Command) -> None:

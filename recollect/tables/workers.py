@@ -178,7 +178,7 @@ class RowsThere:
             asked.append(task.remote(self._rows[i], self._encoded[i], places[owner == i] - first, tuple(classes)))
         if not asked:
             asked = [task.remote(self._rows[0], self._encoded[0], places, tuple(classes))]
-        return pa.concat_tables(self._ray.get(asked))
+        return self._ray.get(self._ray.remote(_joined).options(**_AlwaysAgain).remote(*asked))
 
     def _sizes(self, classes: Sequence[str]) -> list[int]:
         """How many rows of these classes each part has."""
@@ -259,6 +259,11 @@ def _sizes(classes: tuple[str, ...], *found: Found) -> list[int]:
 
 def _examples(classes: tuple[str, ...], encoded: Encoded) -> Batch:
     return Batch.arriving(*encoded.examples(classes))
+
+
+def _joined(*tables: pa.Table) -> pa.Table:
+    """In one table: the columns' names alone may take more than a few rows."""
+    return pa.concat_tables(tables).combine_chunks()
 
 
 def _take(rows: pa.Table, encoded: Encoded, places: NDArray[np.int64], classes: tuple[str, ...]) -> pa.Table:
