@@ -241,8 +241,20 @@ class Sequences(nn.Module):
             first = (x.mean((1, 2))[:, None] * self.places[:, None, None]).expand(-1, -1, 4).contiguous()
             start = (first, -first) if isinstance(self.layer, nn.LSTM) else first
         out, last = self.layer(x if self.batch_first else x.transpose(0, 1), start)
-        last = last[0] if isinstance(last, tuple) else last
+        last = last[0] + 2 * last[1].tanh() if isinstance(last, tuple) else last  # of an LSTM, states and cells
         return self.head(out.mean(1 if self.batch_first else 0)) + last.sum((0, 2))[:, None]  # type: ignore[no-any-return]
+
+
+class HandedOver(nn.Module):
+    """A recurrent layer that begins where another has ended."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.second, self.head = getattr(nn, kind)(3, 4), getattr(nn, kind)(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        steps = x.transpose(0, 1)
+        return self.head(self.second(steps, self.first(steps)[1])[0][-1])  # type: ignore[no-any-return]
 
 
 class Bilinear(nn.Module):
@@ -345,8 +357,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
         partial(Sequences, "LSTM", num_layers=2, bidirectional=True, batch_first=True),
         _numbers(5, 3),
     ),
+    "lstm, no bias": (partial(Sequences, "LSTM", num_layers=2, bias=False), _numbers(5, 3)),
     "gru": (partial(Sequences, "GRU", num_layers=2, bias=False), _numbers(5, 3)),
     "rnn": (partial(Sequences, "RNN", nonlinearity="relu", batch_first=True), _numbers(5, 3)),
+    "lstm, handed over": (partial(HandedOver, "LSTM"), _numbers(5, 3)),
     "experts": (Experts, _sorted_numbers()),
     "routed": (Routed, _sorted_numbers()),
     "late": (Late, _sorted_numbers()),

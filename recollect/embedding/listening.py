@@ -430,19 +430,68 @@ def _unrolled(
     b_h: Tensor | None,
 ) -> tuple[Tensor, State]:
     """One layer in one direction, (n, steps, ...)."""
-    from_x = _linear(listener, x, w_x, b_x)
     # What comes of the states is added to what comes of the inputs, or to nothing: its gradient is that at every step.
-    steps: Iterable[Tensor | None] = [None] * x.shape[1]
-    added_to = listener.marked(from_x)
     if cell is _gru_cell:
-        steps, added_to = from_x.unbind(1), torch.zeros_like(from_x, requires_grad=True)
-    before: list[Tensor] = []
-    for step, start in zip(steps, (added_to if b_h is None else added_to + b_h).unbind(1), strict=True):
-        before.append(state[0])
-        state = cell(step, torch.addmm(start, state[0], w_h.t()), state)
-    outputs = torch.stack([*before[1:], state[0]], 1)
-    listener.note("linear", Called(torch.stack(before, 1), w_h, b_h, True), added_to)
+        from_x = _linear(listener, x, w_x, b_x)
+        added_to = torch.zeros_like(from_x, requires_grad=True)
+        steps: Iterable[Tensor | None] = from_x.unbind(1)
+        starts = added_to if b_h is None else added_to + b_h
+    else:
+        both = b_x if b_x is None or b_h is None else b_x + b_h
+        from_x = listener.note("linear", Called(x, w_x, b_x, True), F.linear(x, w_x, both))
+        starts = added_to = listener.marked(from_x)
+        steps = [None] * x.shape[1]
+    if cell is _lstm_cell:
+        states, c = _Lstm.apply(starts, w_h, *state)  # type: ignore[no-untyped-call]
+        before, outputs, state = states[:, :-1], states[:, 1:], (states[:, -1], c)
+    else:
+        hs = [state[0]]
+        for step, start in zip(steps, starts.unbind(1), strict=True):
+            state = cell(step, torch.addmm(start, state[0], w_h.t()), state)
+            hs.append(state[0])
+        before, outputs = torch.stack(hs[:-1], 1), torch.stack(hs[1:], 1)
+    listener.note("linear", Called(before, w_h, b_h, True), added_to)
     return outputs, state
+
+
+class _Lstm(torch.autograd.Function):
+    """All steps of an LSTM, and back by hand: autograd takes a third longer, as it keeps what each operation gave.
+
+    With the gates i, f, g and o, the cell is c = f c' + i g and the state h = o tanh(c). What comes of the inputs is
+    (n, steps, 4 width), the states are (n, 1 + steps, width) from the first on.
+    """
+
+    @staticmethod
+    def forward(ctx, from_x, w_h, h, c):  # type: ignore[no-untyped-def]
+        width, states, ctx.w_h, ctx.steps = h.shape[1], [h], w_h, []
+        for start in from_x.unbind(1):
+            i_f, g, o = torch.addmm(start, h, w_h.t()).split([2 * width, width, width], 1)
+            i_f, g, o = i_f.sigmoid(), g.contiguous().tanh_(), o.sigmoid()
+            i, f = i_f.chunk(2, 1)
+            before, c = c, (f * c).addcmul_(i, g)
+            h = o * c.tanh()
+            ctx.steps.append((i_f, g, o, before, c))
+            states.append(h)
+        return torch.stack(states, 1), c
+
+    @staticmethod
+    def backward(ctx, d_states, dc):  # type: ignore[no-untyped-def]
+        *d_earlier, dh = d_states.unbind(1)
+        d_gates = []
+        for (i_f, g, o, before, c), d_earlier_h in zip(reversed(ctx.steps), reversed(d_earlier), strict=True):
+            i, f = i_f.chunk(2, 1)
+            squashed = c.tanh()
+            dc = dc + _through_tanh(dh * o, squashed)
+            d_i_f = _through_sigmoid(torch.cat([dc * g, dc * before], 1), i_f)
+            d_g, d_o = _through_tanh(dc * i, g), _through_sigmoid(dh * squashed, o)
+            d_gates.append(torch.cat([d_i_f, d_g, d_o], 1))
+            dc = dc * f
+            dh = torch.addmm(d_earlier_h, d_gates[-1], ctx.w_h)
+        return torch.stack(d_gates[::-1], 1), None, dh, dc
+
+
+# The gradient before a function, from that after it and from what it gave.
+_through_sigmoid, _through_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
 
 
 def _step(cell: Cell) -> Callable[..., Any]:
