@@ -5,21 +5,24 @@ The claims: 1000 of 12,000 real Fashion-MNIST embeddings of 10,000 numbers at le
 of 46,000 Covertype embeddings at least 5 times faster than `exact=True`, with less than 1.5 GB beside the embeddings;
 time linear in the number of candidates; the same choice from a file, in bounded memory.
 
-`python benchmarks/pursuit.py [fashion] [covertype] [growth] [disk]`; all of them by default.
+`python benchmarks/pursuit.py [fashion] [picks] [covertype] [growth] [disk]`; all of them by default.
 """
 
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
-from measure import Measured, bandwidth, measure, multiplications, peer
+from measure import bandwidth, measure, multiplications, peer
 from sklearn.linear_model import orthogonal_mp, orthogonal_mp_gram
-from table import print_table
+from table import print_row, print_table
 from torch import Tensor
 
 import recollect as rc
 from recollect.dictionary import InMemory, OnDisk
+from recollect.pursuit import CHOSEN_PER_PICK
 
 
 def sample(
@@ -32,14 +35,17 @@ def sample(
     return data, rc.GradientEmbedding(make_model, inits=10, dim=1000, seed=seed).embed(*data)
 
 
+class Counting(InMemory):
+    """Counts how often all candidates are looked at."""
+
+    scans = 0
+
+    def products(self, vectors: Tensor) -> Tensor:
+        self.scans += 1
+        return super().products(vectors)
+
+
 def counted_scans(G: Tensor, size: int) -> int:
-    class Counting(InMemory):
-        scans = 0
-
-        def products(self, vectors: Tensor) -> Tensor:
-            self.scans += vectors.ndim == 1
-            return super().products(vectors)
-
     dictionary = Counting(G)
     rc.pursue(dictionary, size)
     return dictionary.scans
@@ -52,55 +58,68 @@ def as_coreset(weights: Tensor, G: Tensor) -> rc.Coreset:
     return rc.Coreset(indices, weights[indices].double(), float(residual.norm() / g.norm()))
 
 
-def fashion(size: int = 1000) -> None:
+def fashion(size: int = 1000, seeds: int = 3) -> None:
+    """Rows are printed as they are known: ours first, then the peers, then one pick per scan, which takes longest."""
     make_model = partial(rc.models.cnn, (1, 28, 28), 10)
-    rows: list[list[object]] = []
+    print(f"{size} of 12,000 Fashion-MNIST embeddings\n")
+    print_row("", "seconds", "times ours", "fitted error", "fresh error", "peak MB beside")
+    print_row(*["---"] * 6)
     ratios: list[float] = []
-    for seed in range(3):
+    for seed in range(seeds):
         data, G = sample("fashion-mnist", 12_000, make_model, seed)
-        fresh = partial(rc.matching_error, make_model, data, inits=3)
-        runs: dict[str, Measured[rc.Coreset]] = {
-            "recollect": measure(lambda: rc.pursue(G, size)),
-            "recollect, exact=True": measure(lambda: rc.pursue(G, size, exact=True)),
+        functions: dict[str, Callable[[], rc.Coreset]] = {
+            "recollect": lambda: rc.pursue(G, size),
+            "recollect, inner product": lambda: rc.pursue(G, size, rule="inner-product"),
         }
         if seed == 0:
             X, y = G.numpy().T, G.numpy().sum(0)  # Fortran order: the peer's best case
-            run = measure(lambda: orthogonal_mp(X, y, n_nonzero_coefs=size))
-            coreset = as_coreset(torch.from_numpy(run.result), G)
-            runs["sklearn orthogonal_mp (no lambda)"] = Measured(coreset, run.seconds, run.peak_megabytes)
 
-            def by_gram() -> "object":
+            def by_gram() -> Tensor:
                 K = (G @ G.T).numpy()
-                return orthogonal_mp_gram(K, K.sum(1), n_nonzero_coefs=size)
+                return torch.from_numpy(orthogonal_mp_gram(K, K.sum(1), n_nonzero_coefs=size))
 
-            run = measure(by_gram)
-            coreset = as_coreset(torch.from_numpy(run.result), G)
-            runs["sklearn orthogonal_mp_gram, with its Gram matrix"] = Measured(
-                coreset, run.seconds, run.peak_megabytes
-            )
-        errors = {name: fresh(run.result) for name, run in runs.items()}
+            functions |= {
+                "sklearn orthogonal_mp (no lambda)": lambda: as_coreset(
+                    torch.from_numpy(orthogonal_mp(X, y, n_nonzero_coefs=size)), G
+                ),
+                "sklearn orthogonal_mp_gram, with its Gram matrix": lambda: as_coreset(by_gram(), G),
+            }
+        functions["recollect, exact=True"] = lambda: rc.pursue(G, size, exact=True)
+        seconds: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        for name, function in functions.items():
+            run = measure(function)
+            seconds[name], errors[name] = run.seconds, rc.matching_error(make_model, data, run.result, inits=3)
+            times = run.seconds / seconds["recollect"]
+            print_row(f"{name}, seed {seed}", run.seconds, times, run.result.error, errors[name], run.peak_megabytes)
         ratios.append(errors["recollect"] / errors["recollect, exact=True"])
-        ours = runs["recollect"].seconds
-        for name, run in runs.items():
-            rows.append(
-                [
-                    f"{name}, seed {seed}",
-                    run.seconds,
-                    run.seconds / ours,
-                    run.result.error,
-                    errors[name],
-                    run.peak_megabytes,
-                ]
-            )
         if seed == 0:
-            rows += cords_rows(G)
+            for row in cords_rows(G):
+                print_row(*row)
             scans = counted_scans(G, size)
             limit = scans * G.nbytes / bandwidth() + size**2 / 2 * G.shape[1] / multiplications()
             note = f"{scans} scans at the measured bandwidth and the chosen rows' Gram matrix at peak: {limit:.2f} s"
-    header = ["", "seconds", "times ours", "fitted error", "fresh error", "peak MB beside"]
-    print_table(f"{size} of 12,000 Fashion-MNIST embeddings x {G.shape[1]:,}", header, rows)
-    print(f"The limit for recollect, seed 0: {note}.")
-    print(f"Fresh error of recollect over that of exact=True, mean of three seeds: {sum(ratios) / 3:.3f}\n")
+    print(f"\nThe limit for recollect, seed 0: {note}.")
+    print(f"Fresh error of recollect over that of exact=True, mean of {seeds} seeds: {sum(ratios) / seeds:.3f}\n")
+
+
+def picks() -> None:
+    """How many rows the paper's rule may pick per scan, on real rows and on such without structure."""
+    _, real = sample("fashion-mnist", 12_000, partial(rc.models.cnn, (1, 28, 28), 10), 0)
+    alike = [torch.randn(3000, 400, generator=torch.Generator().manual_seed(seed)) + 0.3 for seed in range(8)]
+    exact = [rc.pursue(G, 200, rule="inner-product", exact=True).error for G in alike]
+    print_row("chosen per pick", "seconds of processor time", "scans", "fitted error", "without structure, of exact")
+    print_row(*["---"] * 5)
+    usual = CHOSEN_PER_PICK["inner-product"]
+    for chosen in (usual, 16, 2):
+        CHOSEN_PER_PICK["inner-product"] = chosen
+        dictionary, start = Counting(real), time.process_time()
+        coreset = rc.pursue(dictionary, 1000, rule="inner-product")
+        seconds = time.process_time() - start
+        errors = [rc.pursue(G, 200, rule="inner-product").error for G in alike]
+        ratio = sum(a / b for a, b in zip(errors, exact, strict=True)) / len(alike)
+        print_row(chosen, seconds, dictionary.scans, coreset.error, ratio)
+    CHOSEN_PER_PICK["inner-product"] = usual
 
 
 def cords_rows(G: Tensor, size: int = 100) -> list[list[object]]:
@@ -171,5 +190,5 @@ def disk(size: int = 500) -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["fashion", "covertype", "growth", "disk"]:
+    for name in sys.argv[1:] or ["fashion", "picks", "covertype", "growth", "disk"]:
         globals()[name]()

@@ -19,7 +19,7 @@ from recollect.checks import check_count, check_size
 from recollect.dictionary import Factored
 from recollect.embedding import GradientEmbedding, MakeModel, draw_model
 from recollect.losses import get_loss
-from recollect.pursuit import CHOSEN_PER_PICK, PICKS_PER_SCAN, pursue
+from recollect.pursuit import Rule, picks_per_scan, pursue
 from recollect.selection import select, shortlist_length
 from recollect.sources import Stream, examples_of
 
@@ -115,8 +115,8 @@ def estimate(
 
     trial = max(1, min(len(found) // 2, 64, size))
     taken = _seconds(lambda: pursue(found, trial, rule=chosen["rule"]))
-    unit = taken / _choosing(len(found), found.dim, trial, exact=False)
-    parts["choosing"] = unit * _choosing(k, found.dim, size, chosen["exact"])
+    unit = taken / _choosing(len(found), found.dim, trial, chosen["rule"], exact=False)
+    parts["choosing"] = unit * _choosing(k, found.dim, size, chosen["rule"], chosen["exact"])
 
     itemsize = torch.empty(0, dtype=found.dtype).element_size()
     per_row = sum(found._shape[:1]) * sum(found._shape[1:]) if isinstance(found, Factored) else found.dim
@@ -204,11 +204,11 @@ def _line(call: Callable[[Batch], object], examples: Batch, most: int) -> Callab
     return lambda rows: max(0.0, start) + slope * rows
 
 
-def _choosing(k: int, dim: int, size: int, exact: bool) -> float:
+def _choosing(k: int, dim: int, size: int, rule: Rule, exact: bool) -> float:
     """What choosing costs, in a unit of its own."""
     scans = chosen = 0
     while chosen < size:
-        chosen += 1 if exact else max(1, min(chosen // CHOSEN_PER_PICK, PICKS_PER_SCAN))
+        chosen += picks_per_scan(chosen, rule, exact)
         scans += 1
     numbers = k * dim * (_ONCE + _PER_SCAN * scans + _PER_PICK * size) + size**2 * dim * _PER_PICK
     return (numbers + scans * _SCAN) * 1e-9

@@ -15,8 +15,9 @@ where p are those for a zero centre and q = W^T L^-1 1. A pick k eliminates row 
 by the same row, so a pick costs a few vector operations on the pool; a row of A is brought up to date when it is
 picked. Picking goes on while the best score in the pool is at least what the best candidate outside had in the scan;
 then it is time to look again. One might think that the scores outside fall as well while rows are picked, and go on for
-longer: they hardly do, and an error of up to 1.4 times that of one pick per scan is the price. The columns of W that
-belong to the picks are the next rows of L.
+longer: they hardly do, and an error of up to 1.4 times that of one pick per scan is the price. Nor are there ever more
+picks than a part of what is chosen, which for least squares has to be the smaller one: its scores change faster. The
+columns of W that belong to the picks are the next rows of L.
 
 Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score. Inside a pool
 A_kk is there. For all candidates it is kept up to date by their products with the new rows of V = L^-1 G_I, in one pass
@@ -63,7 +64,7 @@ Center: TypeAlias = Literal["uniform", "zero"]
 Rule: TypeAlias = Literal["least-squares", "inner-product"]
 Nonnegative: TypeAlias = bool | Literal["clip"]
 
-CHOSEN_PER_PICK = 16  # one pick per scan for so many chosen so far
+CHOSEN_PER_PICK = {"inner-product": 4, "least-squares": 16}  # one pick per scan for so many chosen so far
 PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
@@ -259,11 +260,15 @@ def _fill(fit: "RidgeFit", enough: float, bar: Bar, *, helpful: bool = False) ->
     while (room := min(problem.size - len(fit), len(problem.dictionary) - len(fit.taken))) > 0:
         if float(fit.residual[: problem.dictionary.dim].norm()) <= enough:
             break
-        picks = 1 if problem.exact else max(1, min(len(fit) // CHOSEN_PER_PICK, PICKS_PER_SCAN))
         before = len(fit)
-        if not fit.grow(min(picks, room), helpful=helpful):
+        if not fit.grow(min(picks_per_scan(before, problem.rule, problem.exact), room), helpful=helpful):
             break
         bar.advance(len(fit) - before)
+
+
+def picks_per_scan(chosen: int, rule: Rule, exact: bool) -> int:
+    """How many rows are picked at most before the next scan, once so many are chosen."""
+    return 1 if exact else max(1, min(chosen // CHOSEN_PER_PICK[rule], PICKS_PER_SCAN))
 
 
 @dataclass(frozen=True)
