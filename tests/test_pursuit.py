@@ -102,10 +102,12 @@ def test_clipped_weights_are_those_of_the_fit_with_zeros_for_negative_ones() -> 
 
 @pytest.mark.parametrize("center", ["uniform", "zero"])
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("regularization", [0.05, 1e-3])
+@pytest.mark.parametrize(("regularization", "pool"), [(0.05, 8), (1e-3, 8), (1e-3, 1)])
 def test_exact_least_squares_picks_are_the_best_of_all_that_could_be_added(
-    center: str, seed: int, regularization: float
+    center: str, seed: int, regularization: float, pool: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With a pool of one as well: the scan alone knows what is left of each row."""
+    monkeypatch.setattr("recollect.pursuit.POOL_FOR_ONE", pool)
     G = (random_rows(60, 40, seed) + 0.3) * torch.logspace(0, -1, 60, dtype=torch.float64)[:, None]
     square = float(G.square().sum(1).mean())
     chosen, weights = pursue_least_squares_from_scratch(
@@ -122,8 +124,9 @@ def test_exact_least_squares_picks_are_the_best_of_all_that_could_be_added(
 def test_picks_in_a_pool_are_those_of_exact_pursuit_on_the_pool(
     center: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a pool of everything, several picks per scan are exactly one pick per scan."""
+    """With a pool of everything, many picks per scan are exactly one pick per scan."""
     monkeypatch.setattr("recollect.pursuit.POOL_PER_PICK", 10_000)
+    monkeypatch.setattr("recollect.pursuit.CHOSEN_PER_PICK", {rule: 2})
     G = random_rows(300, 400) + 0.2
     options = {"center": center, "rule": rule, "count": 300}
     for hold_count, regularization in ((True, 0.02), (False, 0.02), (False, 3.0)):
@@ -147,6 +150,16 @@ def test_weights_of_float32_rows_are_as_good_as_in_float64(nonnegative: bool, re
     truth = fit_from_scratch(chosen, g, regularization * float(G.double().square().sum(1).mean()), "uniform")
     assert np.abs(coreset.weights.numpy() - truth).max() < 1e-6 * np.abs(truth).max()
     assert coreset.error == pytest.approx(np.linalg.norm(g - truth @ chosen) / np.linalg.norm(g), rel=1e-6)
+
+
+def test_a_tiny_lambda_is_not_lost_in_the_precision_of_float32_rows() -> None:
+    G = (random_rows(300, 60) * torch.logspace(0, -5, 60, dtype=torch.float64)).float()
+    g, square = G.double().sum(0).numpy(), float(G.double().square().sum(1).mean())
+    for regularization in (1e-10, 1e-8):
+        coreset = rc.pursue(G, 50, regularization=regularization, nonnegative=False)
+        chosen = G[coreset.indices].double().numpy()
+        truth = fit_from_scratch(chosen, g, regularization * square, "uniform")
+        assert np.abs(coreset.weights.numpy() - truth).max() < 1e-4 * np.abs(truth).max()
 
 
 def test_a_factor_grown_by_blocks_solves_like_one_made_at_once() -> None:
@@ -173,6 +186,15 @@ def test_several_picks_per_scan_match_nearly_as_well_as_one(rule: str) -> None:
         exact, fast = (rc.pursue(G, 200, rule=rule, exact=exact) for exact in (True, False))  # type: ignore[arg-type]
         ratios.append(fast.error / exact.error)
     assert sum(ratios) / len(ratios) <= 1.1
+
+
+@pytest.mark.parametrize("rule", ["least-squares", "inner-product"])
+def test_a_pool_is_left_as_soon_as_rows_outside_are_better(rule: str) -> None:
+    """Sixty kinds of seventy rows that are nearly alike: a pool is full of one kind, of which one row is enough."""
+    kinds = torch.eye(60, dtype=torch.float64) * torch.linspace(1, 0.5, 60, dtype=torch.float64)
+    G = kinds.repeat_interleave(70, 0) + 0.001 * random_rows(4200, 60)
+    coreset = rc.pursue(G, 60, rule=rule)  # type: ignore[arg-type]
+    assert sorted(i // 70 for i in coreset.indices.tolist()) == list(range(60))
 
 
 @pytest.mark.parametrize("rule", ["least-squares", "inner-product"])
@@ -346,10 +368,12 @@ def test_factors_are_chosen_as_the_outer_products_they_stand_for() -> None:
     assert rc.pursue(factored, 60).indices.tolist() == rc.pursue(dense, 60).indices.tolist()
 
 
+@pytest.mark.parametrize("rule", ["least-squares", "inner-product"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_pursuit_ends_when_only_dependent_rows_are_left(exact: bool) -> None:
+def test_pursuit_ends_when_only_dependent_rows_are_left(exact: bool, rule: str) -> None:
     G = random_rows(300, 10) @ random_rows(10, 80, seed=1)
-    coreset = rc.pursue(G, 100, regularization=0.0, nonnegative=False, exact=exact)
+    options = {"rule": rule, "regularization": 0.0, "nonnegative": False, "exact": exact}
+    coreset = rc.pursue(G, 100, **options)  # type: ignore[arg-type]
     assert len(coreset) == 10
     assert coreset.error < 1e-9
 
@@ -425,6 +449,15 @@ def test_one_outlier_is_kept_and_the_others_are_matched_as_if_it_were_not_there(
     assert torch.allclose(coreset.weights[1:], others.weights, rtol=1e-6)
 
 
+def test_rows_are_no_outliers_where_all_others_are_zero() -> None:
+    G = torch.zeros(500, 4, dtype=torch.float64)
+    G[[7, 8, 9]] = torch.tensor([[2.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=torch.float64)
+    coreset = rc.pursue(G, 8, regularization=0.0)
+    assert sorted(coreset.indices.tolist()) == [7, 8, 9]
+    assert rc.pursue(G, 1, regularization=0.0).indices.tolist() == [7]
+    assert torch.allclose(coreset.weights, torch.ones(3, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("size", [1, 3, 20])
 def test_several_outliers_leave_finite_weights_at_every_size(size: int) -> None:
     G = (random_rows(400, 60) + 0.3).float()
@@ -455,6 +488,13 @@ def test_rows_that_need_no_weight_are_dropped_like_those_that_want_a_negative_on
     g = torch.tensor([4.0, 2.0, 1e-12, -1.0])
     assert rc.pursue(G, 4, target=g, regularization=0.0).indices.tolist() == [0, 1]
     assert len(rc.pursue(G, 4, target=g, regularization=0.0, nonnegative=False)) == 4
+
+
+def test_rows_that_were_dropped_are_not_tried_again() -> None:
+    """Otherwise two that need no weight would take turns for ever."""
+    g = torch.tensor([4.0, 2.0, 1e-12, 1e-12, -1.0], dtype=torch.float64)
+    coreset = rc.pursue(torch.eye(5, dtype=torch.float64), 3, target=g, regularization=0.0)
+    assert coreset.indices.tolist() == [0, 1]
 
 
 def test_joined_rows_live_where_the_rows_of_their_parts_do() -> None:
