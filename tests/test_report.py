@@ -54,6 +54,24 @@ def test_names_from_outside_are_escaped() -> None:
     assert any(point["memory"] == HOSTILE for point in json.loads(data[1])["points"])
 
 
+def test_what_was_run_beside_clustering_is_compared_with_it() -> None:
+    runs = [
+        result(
+            dataset="ldpa",
+            memory=memory,
+            size=200,
+            seed=seed,
+            final_accuracy=50.0 + seed + 5 * (memory != "clustering"),
+        )
+        for memory in ("recollect", "clustering")
+        for seed in (0, 1)
+    ]
+    assert "recollect (this library's settings) less Clustering (k-means per class)" in html.unescape(
+        build_page([*RESULTS, *runs], only_digits)
+    )
+    assert "less Clustering" not in build_page(RESULTS, only_digits)
+
+
 def test_tables_differences_and_pictures_are_there() -> None:
     page = build_page(RESULTS, only_digits)
     assert "[66.07 ± 0.22]" in page
@@ -115,7 +133,7 @@ def test_the_document_shows_tables_verdicts_and_figures(tmp_path: Path, monkeypa
     varied = [result(dataset="fashion-mnist", memory="gmc", size=1000, options={"inits": s}) for s in (1, 10)]
     text = write_document([*plain, *varied], tmp_path / "reproduction.md")
     assert "[66.07 ± 0.22]" in text
-    assert "| GDumb | GMC | 4 | 0 | 0 |" in text
+    assert "| GDumb | GMC | Reservoir | 4 | 0 | 0 |" in text
     assert "GDumb, LDPA: 35 of 35 cells" in text
     assert "Of the paper's tables, 16 of 395 cells have been run" in text
     for name in ("accuracy-gdumb", "accuracy-er", "sensitivity"):

@@ -13,6 +13,7 @@ SIZES = (200, 500, 1000, 2000, 5000)
 DATASETS = tuple(name for name in DEFAULT_STREAMS if name != "digits")
 SHOWN_MEMORIES = (
     "recollect",
+    "recollect-last-layer",
     "recollect-0.1",
     "clustering",
     "gmc",
@@ -24,11 +25,20 @@ SHOWN_MEMORIES = (
     "gss",
 )
 
-COMPARED = ("recollect", "recollect-0.1", "clustering", "gmc", "gmc-last-layer")
-"""What is compared with a reservoir."""
+COMPARED = ("recollect", "recollect-last-layer", "recollect-0.1", "clustering", "gmc", "gmc-last-layer")
+"""What is compared with a reservoir, as the paper does."""
 
-RUN_BY_DEFAULT = tuple(name for name in SHOWN_MEMORIES if name != "recollect-0.1")
-"""What there are runs of from before is shown, and not run again unless asked for."""
+COMPARISONS = (
+    *((memory, "reservoir") for memory in COMPARED),
+    ("recollect", "clustering"),  # the baseline that is hard to beat
+    ("recollect-last-layer", "clustering"),
+    ("recollect", "gmc"),  # the paper's settings
+    ("recollect-last-layer", "gmc-last-layer"),
+)
+"""What is compared with what."""
+
+RUN_BY_DEFAULT = tuple(name for name in SHOWN_MEMORIES if not name.startswith("recollect-"))
+"""What is shown if there are runs of it, such as from before, is not run unless asked for."""
 
 VARIED = {"datasets": ("walking-activity", "covertype"), "sizes": (200, 1000), "seeds": range(3)}
 """Where settings are varied; the paper did so on Fashion-MNIST at 1000, which takes an hour for each."""

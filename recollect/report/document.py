@@ -19,7 +19,7 @@ from recollect.experiments.tables import (
     summarise,
     varying,
 )
-from recollect.experiments.targets import COMPARED, DATASETS, SIZES, paper_results
+from recollect.experiments.targets import COMPARISONS, DATASETS, SIZES, paper_results
 from recollect.report.page import accuracy_tables, cost_table, difference_tables, learners_of, other_settings
 
 
@@ -50,10 +50,10 @@ def write_document(results: Results, path: Path) -> str:
     )
 
 
-def _verdicts(results: Results, learner: str) -> list[tuple[str, Counter[str]]]:
-    """How often each kind of gradient matching is better or worse than Reservoir, by more than the deviation."""
-    found = ((memory, gains(results, learner, memory).values()) for memory in COMPARED)
-    return [(NAMES[memory], Counter(gain.verdict for gain in some)) for memory, some in found if some]
+def _verdicts(results: Results, learner: str) -> list[tuple[str, str, Counter[str]]]:
+    """How often one memory is better or worse than another that it is compared with, by more than the deviation."""
+    found = ((pair, gains(results, learner, *pair).values()) for pair in COMPARISONS)
+    return [(NAMES[a], NAMES[b], Counter(gain.verdict for gain in some)) for (a, b), some in found if some]
 
 
 def _levels(results: Results) -> list[str]:

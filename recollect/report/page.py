@@ -29,7 +29,7 @@ from recollect.experiments.tables import (
     shortened,
     summarise,
 )
-from recollect.experiments.targets import COMPARED, DATASETS, paper_results
+from recollect.experiments.targets import COMPARISONS, DATASETS, paper_results
 
 LoadDataset = Callable[[str], Dataset | None]
 PICTURED = ("mnist", "fashion-mnist", "digits")
@@ -78,8 +78,8 @@ def accuracy_tables(results: Results, learner: str) -> list[Table]:
 
 
 def difference_tables(results: Results, learner: str) -> list[Table]:
-    """One for each kind of gradient matching that can be compared with Reservoir."""
-    made = [difference_table(results, learner, memory) for memory in COMPARED]
+    """One for each two memories that are compared and were both run."""
+    made = [difference_table(results, learner, *pair) for pair in COMPARISONS]
     return [table for table in made if table.rows]
 
 
@@ -119,7 +119,9 @@ def _galleries(results: Results, load: LoadDataset) -> list[dict[str, Any]]:
         stream = STREAMS[DEFAULT_STREAMS[name]](dataset)
         images = np.concatenate([batch.inputs.numpy() for batch in stream.batches])
         labels = np.concatenate([batch.targets.numpy() for batch in stream.batches])
-        for memory in (m for m in ("recollect", "gmc", "gmc-last-layer", "reservoir") if m in found):
+        for memory in (
+            m for m in ("recollect", "recollect-last-layer", "gmc", "gmc-last-layer", "reservoir") if m in found
+        ):
             r = found[memory]
             ids = np.array(r["kept_ids"])
             if ids.max() >= len(images):
