@@ -3,9 +3,10 @@
 `covertype`: models trained on the 1000 exported rows with their weights, against a reservoir of the same size, and how
 fast files are taken in. `limits`: peak memory of `recollect select` on a file, and on one ten times as large.
 `million`: time and peak memory of `recollect select` on a million made-up rows of 20 columns in Parquet; a checkout of
-an older version in $BEFORE is measured beside it, and $ROWS sets another number of rows.
+an older version in $BEFORE is measured beside it, and $ROWS sets another number of rows. `throughput`: rows per second
+and peak memory of `recollect update` with Covertype's ten files, again beside $BEFORE, which is given the first $FILES.
 
-`python benchmarks/store.py [covertype] [limits] [million]`; all by default.
+`python benchmarks/store.py [covertype] [limits] [million] [throughput]`; all by default.
 """
 
 import json
@@ -18,6 +19,7 @@ import time
 from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -117,11 +119,12 @@ def limits() -> None:
             order = torch.randperm(len(train_part.targets), generator=torch.Generator().manual_seed(0))[:count]
             pyarrow.parquet.write_table(as_table(train_part.inputs[order], train_part.targets[order]), path)
             for limit in ("1.5GB", "3GB"):
-                command = [sys.executable, "-c", _PEAK, "select", str(path), "--target", "cover", "--size", "500"]
-                command += ["--memory", "recollect", "-o", f"{folder}/out.parquet", "--memory-limit", limit, "--json"]
-                done = subprocess.run(command, capture_output=True, text=True, check=True)
-                answer, peak = json.loads(done.stdout), int(re.findall(r"peak (\d+)", done.stderr)[0])
-                rows.append([f"{count:,}", limit, f"{peak * 1024 / 1e9:.2f} GB", answer["rows_per_second"]])
+                command = ["select", str(path), "--target", "cover", "--size", "500", "-o", f"{folder}/out.parquet"]
+                done = run_command(
+                    [*command, *GRADIENT_MATCHING, "--memory-limit", limit, "--json"], versions()["this"]
+                )
+                speed = json.loads(done.answer)["rows_per_second"]
+                rows.append([f"{count:,}", limit, f"{done.peak / 1e9:.2f} GB", speed])
     print_table("Peak memory of `recollect select`", ["rows", "limit", "peak", "rows per second"], rows)
 
 
@@ -147,21 +150,60 @@ def million() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.parquet")
         pyarrow.parquet.write_table(made_up(count), path)
-        for name, place in {"this": str(Path(__file__).parents[1]), "before": os.environ.get("BEFORE")}.items():
-            if place is None:
-                continue
-            command = [sys.executable, "-c", _PEAK, "select", str(path), "--target", "label", "--size", str(SIZE)]
-            command += ["--memory", "recollect", "-o", f"{folder}/out.parquet", "--json"]
-            environment = {**os.environ, "PYTHONPATH": place, "OMP_NUM_THREADS": "1"}
+        for name, place in versions().items():
+            command = ["select", str(path), "--target", "label", "--size", str(SIZE), *GRADIENT_MATCHING, "--json"]
             start = time.perf_counter()
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-            seconds = time.perf_counter() - start
-            answer, peak = json.loads(done.stdout), int(re.findall(r"peak (\d+)", done.stderr)[0])
-            cpu = float(re.findall(r"seconds (\S+)", done.stderr)[0])
-            memory = f"{peak * 1024 / 1e9:.2f} GB"
-            rows.append([name, f"{seconds:,.0f}", f"{cpu:,.0f}", memory, count / cpu, answer["error"]])
+            done = run_command([*command, "-o", f"{folder}/out.parquet"], place)
+            seconds, answer = time.perf_counter() - start, json.loads(done.answer)
+            memory = f"{done.peak / 1e9:.2f} GB"
+            rows.append(
+                [name, f"{seconds:,.0f}", f"{done.seconds:,.0f}", memory, count / done.seconds, answer["error"]]
+            )
     header = ["version", "seconds", "of the processor", "peak", "rows per second of it", "matching error"]
     print_table(f"`recollect select` on {count:,} rows of 20 columns, {SIZE} kept", header, rows)
+
+
+def throughput() -> None:
+    """The real command in its own process, as for `million`, with gradient matching."""
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        days = daily_files(Path(folder), rc.datasets.load("covertype"))
+        for name, place in versions().items():
+            some = days[: int(os.environ.get("FILES", len(days)))] if name == "before" else days
+            store = f"{folder}/{name}"
+            run_command(["init", store, "--target", "cover", "--size", str(SIZE), *GRADIENT_MATCHING], place)
+            done = run_command(["update", store, *map(str, some)], place)
+            count = sum(pyarrow.parquet.read_metadata(path).num_rows for path in some)
+            rows.append([name, f"{count:,}", f"{done.seconds:,.0f}", count / done.seconds, f"{done.peak / 1e9:.2f} GB"])
+            print(*rows[-1], flush=True)
+    header = ["version", "rows", "seconds of the processor", "rows per second", "peak"]
+    print_table(f"`recollect update` on Covertype, 54 columns, {SIZE} kept", header, rows)
+
+
+GRADIENT_MATCHING = ["--memory", "recollect"]
+
+
+def versions() -> dict[str, str]:
+    """Where the package is: this one, and an older one to compare it with, if there is any."""
+    before = os.environ.get("BEFORE")
+    return {"this": str(Path(__file__).parents[1]), **({"before": before} if before else {})}
+
+
+class Done(NamedTuple):
+    """What a command answered, what the processor took, and the most memory that it had, in bytes."""
+
+    answer: str
+    seconds: float
+    peak: int
+
+
+def run_command(command: list[str], place: str) -> Done:
+    """Run a command in a process of its own, on one thread."""
+    environment = {**os.environ, "PYTHONPATH": place, "OMP_NUM_THREADS": "1"}
+    arguments = [sys.executable, "-P", "-c", _PEAK, *command]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, env=environment)
+    peak, seconds = re.findall(r"^peak (\d+) seconds (\S+)$", done.stderr, re.MULTILINE)[-1]
+    return Done(done.stdout, float(seconds), int(peak) * 1024)
 
 
 _PEAK = """
@@ -176,5 +218,5 @@ finally:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["covertype", "limits", "million"]:
+    for name in sys.argv[1:] or ["covertype", "limits", "million", "throughput"]:
         globals()[name]()
