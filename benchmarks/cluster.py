@@ -103,7 +103,7 @@ def chosen(coreset: rc.Coreset) -> tuple[list[int], list[float]]:
 
 
 def from_files(paths: list[Path], size: int, workers: Workers | None = None) -> tuple[list[int], list[float]]:
-    settings = Settings("cover", size, task="classification")
+    settings = Settings("cover", size, "recollect", task="classification")
     if workers is None:
         with opened([str(path) for path in paths], settings.reading) as sources:
             held, _ = select_rows(settings, sources)
@@ -299,7 +299,7 @@ def stages() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rows.parquet")
         pyarrow.parquet.write_table(as_table(*data), path)
-        settings = Settings("cover", SIZE, task="classification")
+        settings = Settings("cover", SIZE, "recollect", task="classification")
         with opened([str(path)], settings.reading) as sources:
             tables = list(pieces(sources[0]))
             schema, examined = examine_files(settings, sources)
