@@ -284,7 +284,8 @@ def test_a_store_is_the_same_whoever_reads_its_files(tmp_path: Path, command: Co
 @pytest.mark.usefixtures("small_parts")
 def test_workers_that_are_killed_while_they_read_change_nothing(tmp_path: Path, command: Command) -> None:
     parquet, _ = written(tmp_path, 4000)
-    choose = ["select", parquet, "--target", "kind", "--size", 20, "--drop-missing-target", "--quiet", "-o"]
+    choose = ["select", parquet, "--target", "kind", "--size", 20, "--memory", "recollect", "--drop-missing-target"]
+    choose += ["--quiet", "-o"]
     assert command(*choose, tmp_path / "here.csv")[0] == 0
     with killing("ray::_(begin|glimpses|fold|read|encode)", 3) as killed:
         assert all(command(*choose, tmp_path / f"{i}.csv", "--cluster", "auto")[0] == 0 for i in range(2))
