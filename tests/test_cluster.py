@@ -154,12 +154,6 @@ def test_ray_is_imported_only_when_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_ray_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r'which is not installed: pip install "recollect\[ray\]"'):
-        rc.select(make_model, *examples(100), 5, cluster="auto")
-
-
 def test_experiments_on_a_cluster_have_the_same_results(tmp_path: Path) -> None:
     wanted = [Experiment("gdumb", "digits", memory, 20, epochs=2) for memory in ("reservoir", "recollect")]
     here, there = (open_store(tmp_path / f"{name}.jsonl") for name in ("here", "there"))
@@ -352,3 +346,18 @@ def test_a_cluster_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.Monke
     for address in ("127.0.0.1:9", "nowhere"):
         with pytest.raises(ValueError, match=rf"^cluster must be the address of a Ray cluster .* got '{address}' \("):
             rc.select(make_model, *examples(100), 5, cluster=address)
+
+
+def test_without_ray_one_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match=r'which is not installed: pip install "recollect\[ray\]"'):
+        rc.select(make_model, *examples(100), 5, cluster="auto")
+    (tmp_path / "rows.csv").write_text("x,y\n1,2\n")
+    choose = ["--target", "y", "--size", 1, "--memory", "recollect", "-o", tmp_path / "o.csv", "--cluster", "auto"]
+    code, _, said = command("select", tmp_path / "rows.csv", *choose)
+    assert (code, said) == (
+        2,
+        'recollect: a cluster needs the package ray, which is not installed: pip install "recollect[ray]"\n',
+    )
