@@ -4,8 +4,8 @@
 rows, in memory and from files, with a shortlist and with all as candidates.
 `kills`: the same choice of 400,000 rows while 20 workers are killed.
 `bytes`: what comes to the driver for 10,000 and for 400,000 rows.
-`time`: two workers beside this process, for 1000 of 400,000 rows, in memory and from a file; and how long Ray takes to
-start.
+`time`: two workers beside this process with two threads, for 1000 of 400,000 rows, in memory and from a file; and how
+long Ray takes to start.
 `nodes`: 1, 2 and 4 workers, and as many nodes with a processor each, simulated on this machine.
 `stages`: what each stage costs for a row, a candidate and a kept row, which docs/scaling.md goes on from.
 `merging`: the matching error of memories of 2, 4 and 8 parts of the rows, merged, or side by side with a part of the
@@ -235,6 +235,7 @@ def in_turns(runs: dict[str, Callable[[], Any]], repeats: int = 2) -> dict[str, 
 
 
 def times() -> None:
+    torch.set_num_threads(2)  # here; each worker has one
     data = rows_of(400_000)
     with tempfile.TemporaryDirectory() as folder, cluster_of(2) as start_up:
         path = Path(folder, "rows.parquet")

@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import fsspec
 import hypothesis.strategies as st
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from recollect.tables.reading import Reading, Skipped, find_files, opened, pieces, recognise
+from recollect.tables.blocks import cut_blocks
+from recollect.tables.reading import Reading, Skipped, columnar, find_files, opened, parts, pieces, recognise
 
 LINES = [["x", "größe", "y"], ["1,5", "a b", "ja"], ["2,25", "c", "nein"], ["3,0", "ü", "ja"]]
 
@@ -139,3 +141,32 @@ def test_a_bomb_or_a_lie_in_a_workbook_is_refused(tmp_path: Path) -> None:
     path.write_bytes((Path(__file__).parent / "files" / "sales.xlsx").read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"^[^\n]*$"):
         read(path)
+
+
+@pytest.mark.parametrize("groups", [[100] * 7, [300, 1, 1, 250], [40_000], [0, 5, 0]])
+def test_parts_of_a_parquet_file_have_the_pieces_of_the_whole(
+    tmp_path: Path, groups: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columnar, "_PART", 250)
+    path, start = tmp_path / "rows.parquet", 0
+    with pyarrow.parquet.ParquetWriter(path, pa.schema([("x", pa.int64())])) as writer:
+        for rows in groups:
+            writer.write_table(pa.table({"x": pa.array(range(start, start + rows), pa.int64())}))
+            start += rows
+    source = recognise(path)
+    apart = [piece.column("x").to_pylist() for part in parts(source) for piece in pieces(part)]
+    assert apart == [piece.column("x").to_pylist() for piece in pieces(source)]
+    assert [x for piece in apart for x in piece] == list(range(sum(groups)))
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 500))), st.integers(1, 20), st.integers(1, 600))
+def test_blocks_have_all_rows_in_order_and_as_many_as_they_may(
+    sizes: list[tuple[int, int]], rows: int, most_bytes: int
+) -> None:
+    blocks = list(cut_blocks([(i, *size) for i, size in enumerate(sizes)], rows, most_bytes))
+    found = [(piece, row) for block in blocks for piece, start, stop in block for row in range(start, stop)]
+    assert found == [(i, row) for i, (length, _) in enumerate(sizes) for row in range(length)]
+    counts = [sum(stop - start for _, start, stop in block) for block in blocks]
+    assert all(0 < count <= rows for count in counts)
+    if sum(size for _, size in sizes) < most_bytes:
+        assert counts[:-1] == [rows] * (len(counts) - 1) if counts else not sizes

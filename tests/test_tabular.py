@@ -745,10 +745,11 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import pyarrow as pa
-from recollect.tables.memory import _blocks
+from recollect.tables.blocks import cut_blocks, joined
 from recollect.tables.reading import pieces
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-rows = sum(block.num_rows for block in _blocks(pieces(Path(sys.argv[1])), 10_000, 2**25))
+read = ((piece, piece.num_rows, piece.nbytes) for piece in pieces(Path(sys.argv[1])))
+rows = sum(joined(parts).num_rows for parts in cut_blocks(read, 10_000, 2**25))
 print(rows, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
