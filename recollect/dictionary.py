@@ -13,6 +13,7 @@ from torch import Tensor
 from recollect.files import replacing
 from recollect.numerics import ExactSum, row_norms, sum_rows
 
+_FEW = 3  # columns that take no longer than one, as long as they come first in the product
 SCAN_ROWS = 1024
 """Rows are scanned and summed this many at a time, wherever they live, so that the bits are the same."""
 
@@ -50,8 +51,7 @@ class InMemory:
         return len(self._embeddings)
 
     def products(self, vectors: Tensor) -> Tensor:
-        v = vectors.to(self.dtype)
-        return torch.cat([block @ v for block in self._embeddings.split(SCAN_ROWS)])
+        return _products(self._embeddings.split(SCAN_ROWS), vectors.to(self.dtype))
 
     def rows(self, indices: Tensor) -> Tensor:
         return self._embeddings[indices]
@@ -78,8 +78,7 @@ class _InBlocks(ABC):
         """The rows, a block at a time."""
 
     def products(self, vectors: Tensor) -> Tensor:
-        v = vectors.to(self.dtype)
-        return torch.cat([block @ v for block in self._blocks()])
+        return _products(self._blocks(), vectors.to(self.dtype))
 
     def _read_totals(self) -> tuple[Tensor, Tensor]:
         if self._totals is None:
@@ -352,3 +351,10 @@ def _read_exactly(file: BinaryIO, view: memoryview) -> None:
         if not count:
             raise ValueError("the file of embeddings ended before its last row: it is truncated")
         view = view[count:]
+
+
+def _products(blocks: Iterable[Tensor], v: Tensor) -> Tensor:
+    """The products of rows, block by block, with a vector or with the columns of a matrix."""
+    if v.ndim == 2 and v.shape[1] <= _FEW:
+        return torch.cat([v.T @ block.T for block in blocks], 1).T
+    return torch.cat([block @ v for block in blocks])
