@@ -35,7 +35,7 @@ from recollect.embedding import (
     draw_model,
 )
 from recollect.embedding.initialisations import CALIBRATION_ROWS
-from recollect.embedding.listening import gradients_of
+from recollect.embedding.plain import gradients_of
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss, squared_error
 from recollect.onepass import Arrivals, drawn, one_pass

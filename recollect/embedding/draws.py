@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from recollect.batch import Inputs, forward
 from recollect.embedding.layers import Use
-from recollect.embedding.listening import gradients_by_func, gradients_of, listen
+from recollect.embedding.listening import listen
+from recollect.embedding.plain import gradients_by_func, gradients_of
 from recollect.embedding.plan import Plan
 from recollect.embedding.projections import Projection
 from recollect.losses import LossFunction

@@ -71,16 +71,14 @@ class Prepared:
         statistics: what BatchNorm layers were set to, by draw and name.
         scales: how the outputs of each draw, and the targets, are scaled; empty if they are not.
         fingerprint: a few numbers of each draw, or of the first if they are large, to tell others from them.
-        stacked: whether the draws' passes are made together.
         draws: the models with their projections; None if they are too large to keep and made again for each pass.
-        stacks: the same in stacks, if they are.
+        stacks: the same in stacks, if their passes are made together.
     """
 
     plan: Plan
     statistics: tuple[dict[str, Tensor], ...]
     scales: tuple[ScaledLoss, ...]
     fingerprint: Tensor
-    stacked: bool
     draws: tuple[Draw, ...] | None
     stacks: tuple[StackedDraws, ...]
 
@@ -88,7 +86,7 @@ class Prepared:
     def tensors(self) -> dict[str, Tensor]:
         """What must be saved of it, so that `GradientEmbedding.restore` can make the rest without looking at data."""
         places = [(s, name) for s, some in enumerate(self.statistics) for name in some]
-        about = {"plan": self.plan.as_data(), "stacked": self.stacked, "statistics": places}
+        about = {"plan": self.plan.as_data(), "stacked": bool(self.stacks), "statistics": places}
         text = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
         values = {f"statistic {i}": self.statistics[s][name] for i, (s, name) in enumerate(places)}
         if self.scales:
@@ -266,9 +264,7 @@ class GradientEmbedding:
                     out = torch.zeros(draws.stop - draws.start, width, dtype=torch.float64, device=self.device)
                     passing.add_sums(out, sums.pop(draws.start), self._scale)
                     if not torch.isfinite(out).all():
-                        raise ValueError(
-                            "gradients must be finite, got NaN or infinity: scale the inputs or check the loss"
-                        )
+                        raise ValueError(f"gradients {_NOT_FINITE}")
                     total.add(out, draws.start)
         return total
 
@@ -296,7 +292,7 @@ class GradientEmbedding:
         with torch.no_grad():
             losses = draw.losses(forward(draw.model, inputs), targets.to(self.device))
         if not torch.isfinite(losses).all():
-            raise ValueError("losses must be finite, got NaN or infinity: scale the inputs or check the loss")
+            raise ValueError(f"losses {_NOT_FINITE}")
 
     def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
         """Both factors of a linear layer's gradients; None if there is more to them."""
@@ -442,7 +438,7 @@ class GradientEmbedding:
                 if not all(stack.agrees(inputs, targets.to(self.device)) for stack in stacks):
                     stacks = []
         kept = tuple(draws) or None
-        return Prepared(plan, statistics, scales, torch.stack(prints), bool(stacks), kept, tuple(stacks))
+        return Prepared(plan, statistics, scales, torch.stack(prints), kept, tuple(stacks))
 
     def _model(self, s: int) -> nn.Module:
         model = draw_model(self.make_model, derive_seed(self.seed, "model", s), self.init, self.init_scale)
@@ -500,6 +496,9 @@ _OTHER_MODELS = (
     "make_model must draw the models that were drawn before, got others: "
     "use the same architecture, options and torch version, and no weights that are being trained, or start anew"
 )
+
+
+_NOT_FINITE = "must be finite, got NaN or infinity: scale the inputs or check the loss"
 
 
 def _check_draws(models: Sequence[nn.Module]) -> None:

@@ -12,16 +12,8 @@ from torch.overrides import resolve_name
 
 from recollect.batch import Inputs, forward, map_inputs
 from recollect.embedding.layers import RULES, FactorRule, Use
-from recollect.embedding.listening import (
-    Heard,
-    Key,
-    Layout,
-    arranged,
-    fits,
-    gradients_by_autograd,
-    key_of,
-    listen,
-)
+from recollect.embedding.listening import Heard, Key, Layout, arranged, fits, key_of, listen
+from recollect.embedding.plain import gradients_by_autograd
 from recollect.losses import LossFunction
 from recollect.randomness import seeded
 

@@ -17,7 +17,8 @@ from torch.func import stack_module_state, vmap
 from recollect.batch import Inputs, functional_forward, map_inputs
 from recollect.embedding.draws import Draw
 from recollect.embedding.layers import Use
-from recollect.embedding.listening import Listener, gradients_of, key_of
+from recollect.embedding.listening import Listener, key_of
+from recollect.embedding.plain import gradients_of
 from recollect.embedding.plan import PROBES
 from recollect.embedding.projections import Kronecker
 from recollect.embedding.scaling import ScaledLoss
