@@ -1,9 +1,10 @@
 """Pursuit against the peers people would use instead, and against one pick per scan.
 
-The claims: 1000 of 12,000 real Fashion-MNIST embeddings of 10,000 numbers at least 5 times faster than scikit-learn's
-`orthogonal_mp`, with an error at fresh initialisations at most 1.03 of that of `exact=True`, mean of three seeds; 5000
-of 46,000 Covertype embeddings at least 5 times faster than `exact=True`, with less than 1.5 GB beside the embeddings;
-time linear in the number of candidates; the same choice from a file, in bounded memory.
+The bars, of which docs/performance.md tells how far they are met: 1000 of 12,000 real Fashion-MNIST embeddings of
+10,000 numbers at least 5 times faster than scikit-learn's `orthogonal_mp`, with an error at fresh initialisations at
+most 1.03 of that of `exact=True`, mean of three seeds; 5000 of 46,000 Covertype embeddings at least 5 times faster than
+`exact=True`, with less than 1.5 GB beside the embeddings; time linear in the number of candidates; the same choice from
+a file, in bounded memory.
 
 `python benchmarks/pursuit.py [fashion] [picks] [covertype] [growth] [disk]`; all of them by default.
 """
