@@ -12,7 +12,7 @@ long Ray takes to start.
 places each, beside one memory of all.
 
 `python benchmarks/cluster.py [identical] [kills] [bytes] [time] [nodes] [stages] [merging]`; all by default. Others may
-be using the machine: what is compared was measured in turns.
+be using the machine: what is compared was measured in turns, three or $TURNS of them, which are seeds of `merging`.
 """
 
 import importlib
@@ -50,6 +50,7 @@ ray: Any = importlib.import_module("ray")  # which has no types
 logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 SIZE = 200
+TURNS = int(os.environ.get("TURNS", "3"))
 make_model = partial(rc.models.mlp, 54, 7)
 ALL: dict[str, Any] = {"shortlist": None, "inits": 4, "dim": 250}  # 200 MB of embeddings for 50,000 rows
 QUIET: dict[str, Any] = {"include_dashboard": False, "log_to_driver": False, "logging_level": "ERROR"}
@@ -223,9 +224,9 @@ def bytes_to_the_driver() -> None:
     print_table("what comes to the driver", ["rows", "bytes, a Ray Dataset", "bytes, a file"], found)
 
 
-def in_turns(runs: dict[str, Callable[[], Any]], repeats: int = 2) -> dict[str, list[float]]:
+def in_turns(runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
+    for _ in range(TURNS):
         for name, run in runs.items():
             start = time.perf_counter()
             run()
@@ -337,7 +338,7 @@ def stages() -> None:
 def merging() -> None:
     data = rows_of(50_000)
     rows = []
-    for seed in range(3):
+    for seed in range(TURNS):
         embedding = rc.GradientEmbedding(make_model, seed=seed)
         embedding.prepared = embedding.prepare(*data)
 
