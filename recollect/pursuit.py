@@ -337,14 +337,15 @@ class RidgeFit:
         self._lambda, self._center, self._limit = problem.regularization, problem.center, problem.size
         self.residual = self._g
         self._indices: list[int] = []
-        self._rows = self._g.new_empty(0, len(self._g), dtype=self._dtype)  # chosen ones, and room for more
+        self._rows = GrowingRows(self._limit, self._g.new_empty(0, len(self._g), dtype=self._dtype))  # chosen ones
         self._sum = torch.zeros_like(self._g)  # of the chosen rows
         self._gamma = self._g.new_empty(0)
         self._factor = GrowingCholesky(self._dtype, self._g.device)
         self._scanned: Tensor | None = None  # products with the residual, if they are known already
         self._left = left  # of each candidate's squared norm, plus lambda, once the chosen are fitted
         if problem.rule == "least-squares":
-            self._directions = self._rows  # V = L^-1 G_I: the products of a row with them are its entries of W
+            # V = L^-1 G_I: the products of a row with them are its entries of W
+            self._directions = GrowingRows(self._limit, self._chosen)
             self._least_left = _NOISE * (problem.norms.square() + self._lambda) + sys.float_info.min
             if left is None:
                 self._left = problem.norms.square() + problem.constant**2 + self._lambda
@@ -354,15 +355,7 @@ class RidgeFit:
 
     @property
     def _chosen(self) -> Tensor:
-        return self._rows[: len(self)]
-
-    def _make_room(self, capacity: int) -> None:
-        """The buffer doubles, up to what can be needed, so that growing costs little."""
-        if capacity > len(self._rows):
-            capacity = max(capacity, min(self._limit, max(2 * len(self._rows), 64)))
-            larger = lazy_zeros(capacity, len(self._g), dtype=self._dtype, device=self._g.device)
-            larger[: len(self)] = self._chosen
-            self._rows = larger
+        return self._rows.all
 
     def _uniform(self, total: Tensor) -> float:
         """The best uniform weight u for rows with this sum: <sum, g> / |sum|^2."""
@@ -443,7 +436,8 @@ class RidgeFit:
     def start(self, indices: list[int], rows: Tensor, K: Tensor, gamma: Tensor) -> None:
         """Begin, and end, with these rows, their products with each other, and weights that are nearly right."""
         self.taken += indices
-        self._indices, self._rows, self._gamma = indices, rows, gamma
+        self._indices, self._gamma = indices, gamma
+        self._rows.extend(rows)
         self._sum = sum_rows(rows)
         A = K.clone()
         A.diagonal().add_(self._lambda)
@@ -461,9 +455,7 @@ class RidgeFit:
         if len(independent) < len(indices):
             indices = [indices[int(i)] for i in independent]
             rows, W = rows[independent], W[:, independent]
-        n = len(self)
-        self._make_room(n + len(indices))
-        self._rows[n : n + len(indices)] = rows
+        self._rows.extend(rows)
         self._sum += sum_rows(rows)
         self._factor.extend(W, L)
         self._indices += indices
@@ -473,8 +465,8 @@ class RidgeFit:
         self._gamma += self._factor.solve_transposed(self._factor.solve(s[:, None]))[:, 0]
         self.residual = self._residual(self._gamma)
         if self._left is not None:
-            V = torch.linalg.solve_triangular(L, (rows - W.T @ self._directions).double(), upper=False)
-            self._directions = torch.cat([self._directions, V.to(self._dtype)])
+            V = torch.linalg.solve_triangular(L, (rows - W.T @ self._directions.all).double(), upper=False)
+            self._directions.extend(V)
             if look and len(self) < self._limit:  # the next scan and what is left of the candidates in one go
                 products = self.problem.products(torch.cat([V, self.residual[None]]).T)
                 self._left -= products[:, :-1].square().sum(1)
@@ -503,7 +495,7 @@ class RidgeFit:
         """
         fit = RidgeFit(self.problem, self.taken, None if self.problem.exact else self._left)
         for places in (~dropped).nonzero()[:, 0].split(_FACTOR_ROWS):
-            rows = self._rows[places]
+            rows = self._chosen[places]
             indices = [self._indices[int(i)] for i in places]
             fit._append(indices, rows, fit._factor.solve(fit._chosen @ rows.T), look=self.problem.exact)
         return fit
@@ -524,6 +516,24 @@ class RidgeFit:
             if length <= _SOLVED * float(gamma.norm()):
                 break
         return gamma
+
+
+class GrowingRows:
+    """Rows below one another, in a buffer that doubles, up to what can be needed, so that growing costs little."""
+
+    def __init__(self, limit: int, empty: Tensor) -> None:
+        self._limit, self._buffer, self.all = limit, empty, empty
+
+    def extend(self, rows: Tensor) -> None:
+        """Append these; they are rounded to what the others are."""
+        n, total = len(self.all), len(self.all) + len(rows)
+        if total > len(self._buffer):
+            capacity = max(total, min(self._limit, max(2 * len(self._buffer), 64)))
+            width, dtype, device = self.all.shape[1], self.all.dtype, self.all.device
+            self._buffer = lazy_zeros(capacity, width, dtype=dtype, device=device)
+            self._buffer[:n] = self.all
+        self._buffer[n:total] = rows
+        self.all = self._buffer[:total]
 
 
 class GrowingCholesky:
