@@ -51,6 +51,10 @@ class Sides(NamedTuple):
     Q: Tensor
     shift: Tensor | None
 
+    def to(self, where: torch.device | torch.dtype) -> "Sides":
+        """The same on another device, or as other numbers."""
+        return Sides(self.P.to(where), self.Q.to(where), None if self.shift is None else self.shift.to(where))
+
 
 class Called(NamedTuple):
     """The arguments of a function, told apart."""

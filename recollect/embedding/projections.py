@@ -154,10 +154,7 @@ class Kronecker(Projection):
                 self._starts[name] = round(next(places) * (dim - size))
 
     def to(self, device: torch.device) -> Self:
-        self._factors = {
-            layer: Sides(P.to(device), Q.to(device), None if shift is None else shift.to(device))
-            for layer, (P, Q, shift) in self._factors.items()
-        }
+        self._factors = {layer: sides.to(device) for layer, sides in self._factors.items()}
         self._signs = {name: value.to(device) for name, value in self._signs.items()}
         self._hashes = {name: value.to(device) for name, value in self._hashes.items()}
         return self
@@ -169,22 +166,18 @@ class Kronecker(Projection):
             start = self._starts[name]
             out[:, start : start + gradient.shape[1]].addcmul_(gradient, self._signs[name].to(gradient.dtype))
         elif name in self._units:
-            unit, (P, Q, shift) = self._units[name], self._sides(name, gradient.dtype)
+            unit, (P, Q, shift) = self._units[name], self._factors[name].to(gradient.dtype)
             formed = gradient.unflatten(1, (unit.n_out, -1) if unit.rows_are_outputs else (-1, unit.n_out))
             left = _times(P, formed if unit.rows_are_outputs else formed.mT)  # (n, p, in)
             products = _widened(_times(Q, left.mT).mT, Q, shift)
             self._place_of(out, name, *products.shape[1:]).add_(products)
         else:  # a bias, the last column of its weight
             weight = next(weight for weight, unit in self._units.items() if unit.bias == name)
-            P, Q, shift = self._sides(weight, gradient.dtype)
+            P, Q, shift = self._factors[weight].to(gradient.dtype)
             assert shift is not None
             column = shift if Q.ndim == 2 else F.pad(shift.reshape(1), (len(Q), 0))
             products = _times(P, gradient[:, :, None]) * column
             self._place_of(out, weight, *products.shape[1:]).add_(products)
-
-    def _sides(self, weight: str, dtype: torch.dtype) -> Sides:
-        P, Q, shift = self._factors[weight]
-        return Sides(P.to(dtype), Q.to(dtype), None if shift is None else shift.to(dtype))
 
     def add_use(self, out: Tensor, use: Use) -> None:
         if use.weight not in self._factors:
