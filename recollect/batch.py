@@ -36,7 +36,11 @@ class Batch:
     @classmethod
     def arriving(cls, inputs: Any, targets: Any, *, weights: Any = None, first_id: int = 0) -> "Batch":
         """Examples that just came, each with weight one unless given; refused unless complete and finite."""
-        inputs, targets = check_examples(inputs, targets)
+        return cls.placed(*check_examples(inputs, targets), weights=weights, first_id=first_id)
+
+    @classmethod
+    def placed(cls, inputs: Inputs, targets: Tensor, *, weights: Any = None, first_id: int = 0) -> "Batch":
+        """As `arriving`, of examples that have been checked already."""
         n, device = len(targets), targets.device
         inputs = map_inputs(lambda t: t.to(device), inputs)
         weights = torch.ones(n, device=device) if weights is None else check_weights(weights, n).to(device)

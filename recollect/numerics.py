@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _LIMB = 40  # bits of a number that are added up together
+_GRAM_ROWS = 64  # of a Gram matrix that are computed at a time
 _BLOCK = 32  # rows are turned into float64 this many at a time: a block that stays in the cache
 
 
@@ -35,6 +36,22 @@ def row_norms(matrix: Tensor) -> Tensor:
     for block, place in zip(matrix.split(_BLOCK), norms.split(_BLOCK), strict=True):
         torch.linalg.vector_norm(block, dim=1, dtype=torch.float64, out=place)
     return norms
+
+
+def gram(matrix: Tensor) -> Tensor:
+    """The inner products of all rows with each other, in float64, of which those below the diagonal are computed.
+
+    Example:
+        >>> gram(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+        tensor([[5., 3.],
+                [3., 9.]], dtype=torch.float64)
+    """
+    products = torch.zeros(len(matrix), len(matrix), dtype=torch.float64, device=matrix.device)
+    for start in range(0, len(matrix), _GRAM_ROWS):
+        stop = start + _GRAM_ROWS
+        products[start:, start:stop] = matrix[start:] @ matrix[start:stop].T
+        products[start:stop, stop:] = products[stop:, start:stop].T
+    return products
 
 
 class ExactSum:

@@ -57,7 +57,7 @@ from recollect.arrays import as_tensor
 from recollect.checks import check_number, check_size
 from recollect.dictionary import Dictionary, InMemory, Mapped
 from recollect.elimination import eliminate
-from recollect.numerics import lazy_zeros, power_of_two, sum_rows
+from recollect.numerics import gram, lazy_zeros, power_of_two, sum_rows
 from recollect.progress import Bar, progress_bar
 
 Center: TypeAlias = Literal["uniform", "zero"]
@@ -75,7 +75,7 @@ HOLD = 0.1  # the entry that holds the count, over the root of the mean squared 
 
 _DEPENDENT = 1e-12  # a row is dependent if less than this part of its squared norm is left
 _SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
-_SOLVED = 1e-12  # weights are solved for until they change by less than this part
+_SOLVED = 1e-10  # weights are solved for until they change by less than this part: the next change is 1e-5 of that
 _STEPS = 20  # at most; two or three are usual
 _NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
 _PADDING = 16  # entries: a cache line
@@ -245,7 +245,7 @@ def _drop_to_size(problem: "Problem", apart: Tensor, nonnegative: bool) -> "Ridg
     rows, goal = problem.rows(candidates), problem.goal()
     b = torch.cat([block.double() @ goal for block in rows.split(_BLOCK)])
     size, uniform = min(problem.size, len(rows)), problem.center == "uniform"
-    K = (rows @ rows.T).double()
+    K = gram(rows)
     left, gamma = eliminate(K, b, size, problem.regularization, uniform=uniform, nonnegative=nonnegative)
     # Should a weight still be negative, what replaces the row is found without looking at what is left of all rows.
     fit = RidgeFit(replace(problem, rule="inner-product"), apart.tolist())

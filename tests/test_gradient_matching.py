@@ -1,4 +1,5 @@
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -259,11 +260,23 @@ def test_examples_that_come_one_by_one_are_held_at_once_and_chosen_from_seldom(m
     for i in range(120):
         memory.update(inputs[i : i + 1], targets[i : i + 1])
         assert int(memory.batch.ids[-1]) == i or i >= 24  # a choice may let go of the last, waiting does not
-        assert 16 <= len(memory) <= 24 or i < 16
+        assert 20 <= len(memory) <= 24 or i < 20
         assert memory.seen == i + 1
-    assert choices == [25] * 11  # one for every nine examples, eight of which took a free place
-    assert embedded == [25] + [9] * 10
+    early = (
+        96 - 25
+    ) // 5  # while each is a candidate, one choice for every five examples, four of which had free places
+    assert choices[: 1 + early] == [25] * (1 + early)
+    assert embedded[: 1 + early] == [25] + [5] * early
     assert float(memory.batch.weights.sum()) == pytest.approx(120, rel=0.1)
+    long = rc.GradientMatching(make_model, 24, inits=2, dim=50)
+    choices.clear()
+    inputs, targets = examples(1000, seed=7)
+    for i in range(1000):
+        long.update(inputs[i : i + 1], targets[i : i + 1])
+        assert 20 <= len(long) <= 24 or i < 20
+    candidates = 96 * (1 + math.log(1000 / 96))  # are expected, of which at least three are new to a choice
+    assert len(choices) < candidates / 3 < 1000 / 8
+    assert float(long.batch.weights.sum()) == pytest.approx(1000, rel=0.1)
 
 
 def test_the_target_counts_those_that_wait() -> None:
@@ -280,15 +293,57 @@ def test_the_target_counts_those_that_wait() -> None:
             assert torch.allclose(settled, truth, rtol=1e-5)  # everything is held with weight one
 
 
+@pytest.mark.parametrize("weights", [None, 1 + torch.arange(400) % 5])
+@pytest.mark.parametrize("size", [1, 3])
+def test_those_that_stay_for_others_until_the_next_choice_add_up(weights: Tensor | None, size: int) -> None:
+    memory = rc.GradientMatching(make_model, 30, inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    inputs, targets = examples(400, seed=7)
+    rows = embedding.embed(inputs, targets).double()
+    counts = torch.ones(400) if weights is None else weights
+    rows = rows * counts[:, None]
+    errors, thinned = [], 0
+    for i in range(0, 399, size):
+        part = slice(i, i + size)
+        before = int(memory._state.get("waiting", 0))
+        error = memory.error if memory.seen else 0.0
+        memory.update(inputs[part], targets[part], weights=None if weights is None else weights[part])
+        truth = rows[: i + size].sum(0)
+        assert float((memory.target - truth).norm() / truth.norm()) < 1e-6
+        waiting = int(memory._state.get("waiting", 0))
+        thinned += before > 0 and waiting == 0 and memory.error == error
+        assert len(memory._state.get("embeddings", [])) == (len(memory) - waiting if "target" in memory._state else 0)
+        assert len(memory) <= 30
+        if i > 120:
+            assert float(memory.batch.weights.sum()) == pytest.approx(memory.total_weight, rel=0.1)
+            assert torch.equal(memory.batch.inputs, inputs[memory.batch.ids])
+            again = embedding.embed(memory.batch.inputs, memory.batch.targets).double()
+            errors.append(float((memory.batch.weights.double() @ again - truth).norm() / truth.norm()))
+    assert thinned > 5
+    assert sum(errors) / len(errors) < 0.2  # a reservoir of 30 of these has about twice that
+
+
+def test_all_are_candidates_without_a_shortlist() -> None:
+    memory = rc.GradientMatching(make_model, 30, inits=2, dim=50, shortlist=None)
+    inputs, targets = examples(400, seed=7)
+    kept: set[int] = set()
+    for i in range(400):
+        memory.update(inputs[i : i + 1], targets[i : i + 1])
+        ids = set(memory.batch.ids.tolist())
+        assert i in ids or int(memory._state.get("waiting", 0)) == 0  # only a choice lets go of an example
+        assert kept - ids == set() or len(ids) == 24
+        kept = ids
+
+
 def test_a_memory_that_was_saved_while_examples_wait_ends_bit_identical(tmp_path: Path) -> None:
-    steady = rc.GradientMatching(make_model, 24, inits=2, dim=50)
-    one_by_one(steady, 70)
-    for stop in (3, 24, 26, 40):
-        resumed = rc.GradientMatching(make_model, 24, inits=2, dim=50)
+    steady = rc.GradientMatching(make_model, 12, inits=2, dim=50)
+    one_by_one(steady, 120)
+    for stop in (3, 12, 14, 40, 71, 90, 95):
+        resumed = rc.GradientMatching(make_model, 12, inits=2, dim=50)
         one_by_one(resumed, stop)
         resumed.save(tmp_path)
         resumed = rc.load_memory(tmp_path, make_model)  # type: ignore[assignment]
-        one_by_one(resumed, 70 - stop, first=stop)
+        one_by_one(resumed, 120 - stop, first=stop)
         assert torch.equal(steady.batch.ids, resumed.batch.ids)
         assert torch.equal(steady.batch.weights, resumed.batch.weights)
         assert torch.equal(steady.target, resumed.target)

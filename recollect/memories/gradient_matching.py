@@ -37,11 +37,15 @@ from recollect.memories.memory import OWN, TOTAL, Choice, Memory, plain_options
 from recollect.numerics import sum_rows
 from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
+from recollect.randomness import uniform_keys
 from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted, total_of
 from recollect.sources import Stream
 
-ROOM = 3
+ROOM = 5
 """One of so many places is left free for what comes next, where examples come a few at a time."""
+
+DRAWN = 4.0
+"""How many candidates there are for each place, over all that have come, where they come a few at a time."""
 
 
 class GradientMatching(Memory):
@@ -53,10 +57,11 @@ class GradientMatching(Memory):
     with the weight that it came with: such an example counts so often in the target, and is so much likelier to be a
     candidate.
 
-    Examples that come a few at a time, at most a third of the capacity, do not cost a choice each. They take free
-    places, with weight one, and when there are none left, a choice leaves a third of them free again. So after small
-    updates between two thirds and all of the capacity is held. `rule="inner-product"`, `exact=True` and options of
-    classes choose at every update.
+    Examples that come a few at a time, at most a fifth of the capacity, do not cost a choice each. They take free
+    places, with weight one. When there are none left, all of them count in the target, and those that are candidates by
+    a shortlist of the whole stream stay, to stand for the others; when these have taken the free places, a choice
+    leaves a fifth of all places free again. So after small updates between four fifths and all of the capacity is held.
+    `rule="inner-product"`, `exact=True` and options of classes choose at every update.
 
     `PAPER` holds the paper's settings as keyword arguments.
 
@@ -251,10 +256,7 @@ class GradientMatching(Memory):
             return
         in_passing = candidates is None and self._shortlist is not None and self._classes == (None, 0)
         if isinstance(source, Stream) and in_passing:
-            arrivals = self._pass_over(source)
-            held, arrived = self._beside_held(arrivals.candidates)
-            choice = self.revise(held, arrived, arrivals=arrivals)
-            self._commit(held, arrived, choice, arrivals.count, arrivals.count)
+            self._take_arrivals(self._pass_over(source))
             return
         arriving = self._arriving(source, weights)
         if candidates is not None:
@@ -262,8 +264,19 @@ class GradientMatching(Memory):
                 raise ValueError(f"candidates must be those of the {len(arriving)} examples, got {len(candidates)}")
             if not bool(arriving.weights.all()):
                 candidates = taken(candidates, arriving.weights.nonzero()[:, 0].cpu())
-        held, arrived = self._beside_held(arriving.counted())
-        self._commit(held, arrived, self.revise(held, arrived, candidates), len(arriving))
+        held, arrived = self._beside_held(arriving if weights is None else arriving.counted())
+        if candidates is None and self._has_room(len(held), len(arrived)):
+            self._let_wait(held, arrived, len(arriving))
+        else:
+            self._commit(held, arrived, self.revise(held, arrived, candidates), len(arriving))
+
+    def _take_arrivals(self, arrivals: Arrivals) -> None:
+        held, arrived = self._beside_held(arrivals.candidates)
+        if self._has_room(len(held), arrivals.count):
+            self._let_wait(held, arrived, arrivals.count, arrivals)
+        else:
+            choice = self.revise(held, arrived, arrivals=arrivals)
+            self._commit(held, arrived, choice, arrivals.count, arrivals.count)
 
     def _pass_over(self, stream: Stream) -> Arrivals:
         """Look at each example once, on the way in."""
@@ -300,16 +313,17 @@ class GradientMatching(Memory):
         before, waiting = self._before_those_that_wait()
         if len(waiting) + sum(piece.rows for piece in pieces) <= limit:  # all are candidates: they come here anyway
             held, arrived = self._beside_held(fetched(pieces, load, self.seen))
-            self._commit(held, arrived, self.revise(held, arrived))
+            if self._has_room(len(held), len(arrived)):
+                self._let_wait(held, arrived, len(arrived))
+            else:
+                self._commit(held, arrived, self.revise(held, arrived))
             return
         if len(waiting):  # as if they came now
             pieces, load = [Piece(waiting, len(waiting)), *pieces], partial(as_it_is, load)
         embedding, prepared = before._known()
         options: dict[str, Any] = {"seed": self.seed, "processors": processors, "progress": self.progress}
         arrivals = look_over(embedding, pieces, load, limit, first_id=before.seen, prepared=prepared, **options)
-        held, arrived = before._beside_held(arrivals.candidates)
-        choice = before.revise(held, arrived, arrivals=arrivals)
-        before._commit(held, arrived, choice, arrivals.count, arrivals.count)
+        before._take_arrivals(arrivals)
         self._batch, self._state, self.seen = before._batch, before._state, before.seen
         self._prepared = before._prepared
 
@@ -339,16 +353,18 @@ class GradientMatching(Memory):
         What arrived is embedded unless candidates are given; it may be some of those that passed, the `arrivals`.
         """
         embedding, prepared = self._ready(arrived, candidates is not None, arrivals)
-        total = self.total_weight + arrivals.count if arrivals else self._total(arrived)
         count = arrivals.count if arrivals else len(arrived)
         room = self._room(count)
-        if room and candidates is None and len(held) + count <= self.capacity:
-            return self._let_wait(held, arrived, embedding, prepared)
+        total = self.total_weight + arrivals.count if arrivals else self._total(arrived)
         held, waiting = self._divided(held)
         if len(waiting) and candidates is None and arrivals is None:  # as if they came now
             waiting, arrived = waiting.take(torch.arange(0)), waiting.followed_by(arrived)
             if not len(held) and embedding.prepared is None:  # no gradient has been looked at: all of them decide
                 prepared = embedding.prepare(arrived.inputs, arrived.targets)
+        if room and candidates is None and arrivals is None:
+            thinned = self._thinned(held, arrived, embedding, prepared, total)
+            if thinned is not None:
+                return thinned
         labels, seen = self._count(arrived)
         if arrivals is None:
             pool = self._gathered(arrived, candidates, embedding, prepared, labels, seen)
@@ -538,13 +554,56 @@ class GradientMatching(Memory):
         places = torch.arange(len(held))
         return held.take(places[: len(held) - waiting]), held.take(places[len(held) - waiting :])
 
-    def _let_wait(self, held: Batch, arrived: Batch, embedding: GradientEmbedding, prepared: Prepared) -> Choice:
-        """Keep all that arrived with weight one, without a look at its gradients until the next choice."""
+    def _has_room(self, held: int, count: int) -> bool:
+        """Whether so many examples can take free places until the next choice."""
+        return held + count <= self.capacity and self._room(count) > 0
+
+    def _let_wait(self, held: Batch, arrived: Batch, count: int, arrivals: Arrivals | None = None) -> None:
+        """Hold what arrived, as it came, without a look at its gradients until the next choice.
+
+        Many small updates end here, so it is done without a detour by `revise`.
+        """
+        embedding, prepared = self._ready(arrived, arrivals=arrivals)
         embedding.check(arrived.inputs, arrived.targets, prepared)
+        nobody = torch.tensor(0).to(self.device)
+        state = {**self._state, "waiting": self._state.get("waiting", nobody) + len(arrived)}
+        if not self.seen:
+            state |= {name: value.detach().to(self.device) for name, value in prepared.tensors.items()}
+            state["error"] = torch.zeros((), dtype=torch.float64).to(self.device)
+        own = self._own(held, arrived) if self._weighs(arrived) else None
+        seen, kept = self.seen + count, held.followed_by(arrived)
+        # From here on nothing can fail.
+        self._state = self._with_weights(state, seen, self._total(arrived), own)
+        self._batch, self.seen, self._prepared = kept, seen, prepared
+
+    def _thinned(
+        self, held: Batch, arrived: Batch, embedding: GradientEmbedding, prepared: Prepared, total: float
+    ) -> Choice | None:
+        """Let some of those that came stay for all of them until the next choice; None if it is time for that.
+
+        Who does is drawn by their ids, as a shortlist of the whole stream would be.
+        """
+        if self._shortlist is None or "target" not in self._state:
+            return None
+        weights = arrived.weights.double()
+        chances = weights * (min(self._shortlist, DRAWN) * self.capacity / total)
+        race = uniform_keys(self.seed, arrived.ids, "shortlist") / chances
+        some = race.topk(max(1, int((race < 1).sum())), largest=False).indices.sort().values
+        if len(held) + len(some) > self.capacity - self.capacity // ROOM // 4:
+            return None
+        warn_of_lost_classes(
+            torch.cat([held.targets, arrived.targets]), torch.cat([held.targets, arrived.targets[some]])
+        )
+        rows = embedding.dictionary(arrived.inputs, arrived.targets, prepared=prepared)
+        state = {name: value for name, value in self._state.items() if name != "waiting"}
+        state["target"] = state["target"] + total_of(rows, weights if arrived.weighted else None).to(self.device)
+        state["embeddings"] = torch.cat([state["embeddings"], rows.rows(some).to(self.device)])
+        stand = weights[some] / chances[some].clamp(max=1)
+        stand *= weights.sum() / stand.sum()
         self._prepared = prepared
-        state = {"error": torch.zeros((), dtype=torch.float64), **prepared.tensors, **self._state}
-        state["waiting"] = self._state.get("waiting", torch.tensor(0)) + len(arrived)
-        return Choice(torch.arange(len(held) + len(arrived)), torch.cat([held.weights, arrived.weights]), state)
+        return Choice(
+            torch.cat([torch.arange(len(held)), len(held) + some.cpu()]), torch.cat([held.weights, stand]), state
+        )
 
     def _everything(self, pool: "_Pool", own: Tensor, seen: Tally | None) -> Coreset:
         """All of the pool, as there is room, each with the weight that it came with times the factor of its class."""

@@ -166,7 +166,7 @@ class Memory(ABC):
         """What arrives, whole."""
         if isinstance(source, Stream):
             return source.whole(self.seen)
-        return Batch.arriving(*source, weights=weights, first_id=self.seen)
+        return Batch.placed(*source, weights=weights, first_id=self.seen)
 
     def _take(self, arrived: Batch, model: nn.Module | None) -> None:
         count = len(arrived)
@@ -192,13 +192,20 @@ class Memory(ABC):
         state = {name: value.detach().to(self.device) for name, value in choice.state.items()}
         seen = self.seen + (len(arrived) if count is None else count)
         total = self._total(arrived) if weight is None else self.total_weight + weight
-        state.pop(TOTAL, None)
-        if total != seen:
-            state[TOTAL] = torch.tensor(total, dtype=torch.float64).to(self.device)
-        if OWN in self._state or arrived.weighted:
-            state[OWN] = self._own(held, arrived)[choice.indices.to(self.device)]
+        own = self._own(held, arrived)[choice.indices.to(self.device)] if self._weighs(arrived) else None
         # From here on nothing can fail.
-        self._batch, self._state, self.seen = kept, state, seen
+        self._batch, self._state, self.seen = kept, self._with_weights(state, seen, total, own), seen
+
+    def _weighs(self, arrived: Batch) -> bool:
+        """Whether examples have come with weights, up to now or now."""
+        return OWN in self._state or arrived.weighted
+
+    def _with_weights(self, state: dict[str, Tensor], seen: int, total: float, own: Tensor | None) -> dict[str, Tensor]:
+        """The state with what everything seen stands for, and what those that are held came with, if not with one."""
+        others = {name: value for name, value in state.items() if name not in (TOTAL, OWN)}
+        if total != seen:
+            others[TOTAL] = torch.tensor(total, dtype=torch.float64).to(self.device)
+        return others if own is None else {**others, OWN: own}
 
     def _total(self, arrived: Batch) -> float:
         """How many examples everything seen stands for once these have arrived."""
