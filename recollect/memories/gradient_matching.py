@@ -41,7 +41,7 @@ from recollect.randomness import uniform_keys
 from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted, total_of
 from recollect.sources import Stream
 
-ROOM = 5
+ROOM = 4
 """One of so many places is left free for what comes next, where examples come a few at a time."""
 
 DRAWN = 4.0
@@ -57,10 +57,10 @@ class GradientMatching(Memory):
     with the weight that it came with: such an example counts so often in the target, and is so much likelier to be a
     candidate.
 
-    Examples that come a few at a time, at most a fifth of the capacity, do not cost a choice each. They take free
+    Examples that come a few at a time, at most a quarter of the capacity, do not cost a choice each. They take free
     places, with weight one. When there are none left, all of them count in the target, and those that are candidates by
     a shortlist of the whole stream stay, to stand for the others; when these have taken the free places, a choice
-    leaves a fifth of all places free again. So after small updates between four fifths and all of the capacity is held.
+    leaves a quarter of all places free again. So after small updates between three quarters and all of it is held.
     `rule="inner-product"`, `exact=True` and options of classes choose at every update.
 
     `PAPER` holds the paper's settings as keyword arguments.
