@@ -8,11 +8,13 @@ rows, in memory and from files, with a shortlist and with all as candidates.
 processor time of all processes; and how long Ray takes to start.
 `nodes`: 1, 2 and 4 workers, and as many nodes with a processor each, simulated on this machine.
 `stages`: what each stage costs for a row, a candidate and a kept row, which docs/scaling.md goes on from.
+`driver`: what handing out parts of files costs the one who hands them out.
 `merging`: the matching error of memories of 2, 4 and 8 parts of the rows, merged, or side by side with a part of the
 places each, beside one memory of all.
 
-`python benchmarks/cluster.py [identical] [kills] [bytes] [time] [nodes] [stages] [merging]`; all by default. Others may
-be using the machine: what is compared was measured in turns, three or $TURNS of them, which are seeds of `merging`.
+`python benchmarks/cluster.py [identical] [kills] [bytes] [time] [nodes] [stages] [driver] [merging]`; all by default.
+Others may be using the machine: what is compared was measured in turns, three or $TURNS of them, which are seeds of
+`merging`.
 """
 
 import importlib
@@ -42,7 +44,7 @@ from recollect.tables import Settings, TableMemory, select_rows
 from recollect.tables.blocks import encode
 from recollect.tables.conforming import examine_files
 from recollect.tables.examining import begin
-from recollect.tables.reading import opened, pieces
+from recollect.tables.reading import Skipped, opened, pieces
 from recollect.tables.workers import Workers, _fold, working
 
 ray: Any = importlib.import_module("ray")  # which has no types
@@ -350,6 +352,21 @@ def stages() -> None:
     print(f"a sum of gradients takes {len(ray.cloudpickle.dumps(total)):,} bytes")
 
 
+def driver() -> None:
+    """Processor time of the driver alone for each piece of a file of its own, while workers read, look and encode."""
+    settings = Settings("cover", SIZE, "recollect", task="classification")
+    with tempfile.TemporaryDirectory() as folder, cluster_of(2), working("auto") as workers:
+        paths = [Path(folder, f"{i}.parquet") for i in range(8)]
+        for path, part in zip(paths, slices(as_table(*rows_of(131_072)), 16_384), strict=True):
+            pyarrow.parquet.write_table(part, path)
+        sources = workers.sources([str(path) for path in paths], settings.reading)
+        schema, examined = workers.examine(settings, sources)
+        held = TableMemory.for_examined(settings, schema, examined, {})
+        first = cpu(lambda: workers.examine(settings, sources)) / 8
+        second = cpu(lambda: [block.found() for block in workers.blocks(held, sources, Skipped())]) / 8
+    print(f"the driver, for each 16,384 rows: {first * 1e3:.1f} ms for columns, {second * 1e3:.1f} ms for encoding")
+
+
 def merging() -> None:
     data = rows_of(50_000)
     rows = []
@@ -386,6 +403,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "time": times,
     "nodes": nodes,
     "stages": stages,
+    "driver": driver,
     "merging": merging,
 }
 
