@@ -305,11 +305,14 @@ def test_those_that_stay_for_others_until_the_next_choice_add_up(weights: Tensor
         part = slice(i, i + size)
         before = int(memory._state.get("waiting", 0))
         error = memory.error if memory.seen else 0.0
+        stood = float(memory.batch.weights.sum()) if memory.seen else 0.0
         memory.update(inputs[part], targets[part], weights=None if weights is None else weights[part])
         truth = rows[: i + size].sum(0)
         assert float((memory.target - truth).norm() / truth.norm()) < 1e-6
         waiting = int(memory._state.get("waiting", 0))
-        thinned += before > 0 and waiting == 0 and memory.error == error
+        if before > 0 and waiting == 0 and memory.error == error:  # no choice, and yet nobody waits any more
+            thinned += 1
+            assert float(memory.batch.weights.sum()) == pytest.approx(stood + float(counts[part].sum()), rel=1e-5)
         assert len(memory._state.get("embeddings", [])) == (len(memory) - waiting if "target" in memory._state else 0)
         assert len(memory) <= 30
         if i > 120:
