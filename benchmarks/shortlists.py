@@ -4,10 +4,11 @@ The claim: least squares with the default shortlist has at most 0.85 of the erro
 candidates at 200 kept, and 0.92 at 1000. 20,000 rows of the tables (MLP), 12,000 images of Fashion-MNIST (CNN, last
 layer); the error is that of the gradients matched, unprojected, at four draws that nothing was chosen for.
 
-`python benchmarks/shortlists.py [data set ...]`; each line is written as it is known.
+`python benchmarks/shortlists.py [data set ...] [--tried] [--seeds N]`; each line is written as it is known. `--tried`
+shows other values of lambda, and one pick per scan, instead.
 """
 
-import sys
+import argparse
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,6 +27,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "least squares, 20": {"shortlist": 20},
     "least squares, 10, count held": {"shortlist": 10, "hold_count": True},
 }
+TRIED: dict[str, dict[str, Any]] = {
+    "inner product, all": {"rule": "inner-product", "shortlist": None},
+    **{f"lambda {value:g}": {"shortlist": 10, "regularization": value} for value in (1e-5, 1e-4, 1e-3, 3e-3, 1e-2)},
+    "one pick per scan": {"shortlist": 10, "exact": True},
+}
 
 
 def fresh_error(make_model: Any, data: tuple[Any, Any], seed: int, layers: str) -> Callable[[rc.Coreset], float]:
@@ -42,9 +48,9 @@ def fresh_error(make_model: Any, data: tuple[Any, Any], seed: int, layers: str) 
     return error
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], settings: dict[str, dict[str, Any]], seeds: int) -> None:
     print("data | kept | seed | setting | fitted error | fresh error | of the first | weights add up to")
-    for seed in range(3):
+    for seed in range(seeds):
         for name in names:
             dataset = rc.datasets.load(name)
             n = 20_000 if name in TABLES else 12_000
@@ -58,7 +64,7 @@ def main(names: list[str]) -> None:
             target, error = candidates.sum(), fresh_error(make_model, data, seed, layers)
             for size in (200, 1000):
                 first = 0.0
-                for setting, options in SETTINGS.items():
+                for setting, options in settings.items():
                     others = {"hold_count": False, **{k: v for k, v in options.items() if k != "shortlist"}}
                     some = shortlisted(torch.arange(n), size, options["shortlist"], seed)
                     found = candidates if some is None else taken(candidates, some)
@@ -71,4 +77,9 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or [*TABLES, "fashion-mnist"])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*", default=[*TABLES, "fashion-mnist"])
+    parser.add_argument("--tried", action="store_true")
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    main(given.names, TRIED if given.tried else SETTINGS, given.seeds)
