@@ -143,7 +143,8 @@ def put_channels_last(model: nn.Module, form: torch.memory_format = torch.channe
     """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
-            module.weight.data = module.weight.data.contiguous(memory_format=form)
+            # A copy: of a single channel both orders are contiguous, and only the strides tell torch which is meant.
+            module.weight.data = module.weight.data.clone(memory_format=form)
 
 
 def takes_channels_last(model: nn.Module, inputs: Inputs) -> bool:
