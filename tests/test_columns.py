@@ -125,13 +125,7 @@ def test_parts_looked_at_apart_and_folded_in_order_say_what_all_rows_say(
     parts: list[list[str]], wanted: str | None, times: int
 ) -> None:
     pieces = [pa.chunked_array([pa.array([text or None for text in part] * times, pa.string())]) for part in parts]
-    one, other = (Summary("x", pa.string(), False, wanted) for _ in range(2))
-    for piece in pieces:
-        one.add(piece)
-    other.add(pieces[0])
-    for glimpse in [other.look(piece, later=True) for piece in pieces[1:]]:
-        other.fold(glimpse)
-    assert vars(one) == vars(other) and list(one.distinct) == list(other.distinct)
+    _fold_as_one(pieces, *(Summary("x", pa.string(), False, wanted) for _ in range(2)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -141,7 +135,11 @@ def test_parts_looked_at_apart_and_folded_in_order_say_what_all_rows_say(
 )
 def test_parts_of_numbers_are_folded_in_to_the_last_bit(parts: list[list[float | None]], is_target: bool) -> None:
     pieces = [pa.chunked_array([pa.array(part, pa.float64())]) for part in parts]
-    one, other = (Summary("x", pa.float64(), is_target, None) for _ in range(2))
+    _fold_as_one(pieces, *(Summary("x", pa.float64(), is_target, None) for _ in range(2)))
+
+
+def _fold_as_one(pieces: list[pa.ChunkedArray], one: Summary, other: Summary) -> None:
+    """One is shown all pieces, the other is told of all but the first."""
     for piece in pieces:
         one.add(piece)
     other.add(pieces[0])

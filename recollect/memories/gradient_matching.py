@@ -265,10 +265,14 @@ class GradientMatching(Memory):
             if not bool(arriving.weights.all()):
                 candidates = taken(candidates, arriving.weights.nonzero()[:, 0].cpu())
         held, arrived = self._beside_held(arriving if weights is None else arriving.counted())
+        self._take_in(held, arrived, len(arriving), candidates)
+
+    def _take_in(self, held: Batch, arrived: Batch, count: int, candidates: Dictionary | None = None) -> None:
+        """Let what arrived wait, if there is room, or choose; so many were seen."""
         if candidates is None and self._has_room(len(held), len(arrived)):
-            self._let_wait(held, arrived, len(arriving))
+            self._let_wait(held, arrived, count)
         else:
-            self._commit(held, arrived, self.revise(held, arrived, candidates), len(arriving))
+            self._commit(held, arrived, self.revise(held, arrived, candidates), count)
 
     def _take_arrivals(self, arrivals: Arrivals) -> None:
         held, arrived = self._beside_held(arrivals.candidates)
@@ -313,10 +317,7 @@ class GradientMatching(Memory):
         before, waiting = self._before_those_that_wait()
         if len(waiting) + sum(piece.rows for piece in pieces) <= limit:  # all are candidates: they come here anyway
             held, arrived = self._beside_held(fetched(pieces, load, self.seen))
-            if self._has_room(len(held), len(arrived)):
-                self._let_wait(held, arrived, len(arrived))
-            else:
-                self._commit(held, arrived, self.revise(held, arrived))
+            self._take_in(held, arrived, len(arrived))
             return
         if len(waiting):  # as if they came now
             pieces, load = [Piece(waiting, len(waiting)), *pieces], partial(as_it_is, load)
