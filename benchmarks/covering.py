@@ -116,14 +116,14 @@ def memory(make: Callable[..., rc.Memory], problem: Problem, size: int, parts: l
     return one.batch.ids, one.batch.weights.double()
 
 
-def pursued(E: Tensor, candidates: Tensor, size: int, target: Tensor, seen: int, *, stream: bool) -> rc.Coreset:
+def pursued(E: Tensor, candidates: Tensor, size: int, target: Tensor, seen: int, **options: Any) -> rc.Coreset:
     """The choice out of these candidates; all of them while there is room."""
     if seen <= size:
         return rc.Coreset(torch.arange(seen), torch.ones(seen, dtype=torch.float64), 0.0)
-    return rc.pursue(E[candidates], min(size, len(candidates)), target=target, count=seen, hold_count=stream)
+    return rc.pursue(E[candidates], min(size, len(candidates)), target=target, count=seen, **options)
 
 
-def matching(setting: str, problem: Problem, size: int, parts: list[Tensor]) -> Chosen:
+def matching(setting: str, problem: Problem, size: int, parts: list[Tensor], **options: Any) -> Chosen:
     """As `GradientMatching`, on embeddings that are there already."""
     E = problem.rows(setting)
     held = torch.arange(0)
@@ -133,7 +133,7 @@ def matching(setting: str, problem: Problem, size: int, parts: list[Tensor]) -> 
         target, seen = target + E[part].sum(0, dtype=torch.float64), seen + len(part)
         some = shortlisted(part, size, SHORTLIST, problem.seed)
         candidates = torch.cat([held, part if some is None else part[some]])
-        coreset = pursued(E, candidates, size, target, seen, stream=len(parts) > 1)
+        coreset = pursued(E, candidates, size, target, seen, hold_count=len(parts) > 1, **options)
         held, weights = candidates[coreset.indices], coreset.weights
         held, order = held.sort()
         weights = weights[order]
@@ -149,7 +149,7 @@ def centres_then_matching(setting: str, times: int, problem: Problem, size: int,
         target, seen = target + E[part].sum(0, dtype=torch.float64), seen + len(part)
         near, _ = memory(rc.Clustering, problem, times * size, [part])
         candidates = torch.cat([held, part[near]])
-        coreset = pursued(E, candidates, size, target, seen, stream=len(parts) > 1)
+        coreset = pursued(E, candidates, size, target, seen, hold_count=len(parts) > 1)
         held, order = candidates[coreset.indices].sort()
         weights = coreset.weights[order]
     return held, weights
@@ -210,6 +210,7 @@ RULES: dict[str, Rule] = {
     "all, S=5, d=1000": partial(matching, "all 5 1000"),
     "all, S=10, d=250": partial(matching, "all 10 250"),
     "last, S=10": partial(matching, "last 10 1000"),
+    "last, S=10, lambda 0.0001": partial(matching, "last 10 1000", regularization=0.0001),
     "last, S=20": partial(matching, "last 20 1000"),
     "last, S=5": partial(matching, "last 5 1000"),
     "last, S=5, d=250": partial(matching, "last 5 250"),

@@ -20,9 +20,11 @@ picks than a part of what is chosen, which for least squares has to be the small
 columns of W that belong to the picks are the next rows of L.
 
 Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score. Inside a pool
-A_kk is there. For all candidates it is kept up to date by their products with the new rows of V = L^-1 G_I, in one pass
-with the next scan: with their plain norms instead, the pool holds the wrong rows, and the error is 1.1 to 1.4 times
-that of one pick per scan.
+A_kk is there. To have it for all candidates takes their products with each new row of V = L^-1 G_I: as much work as
+everything else together, and more. Their plain norms are not good enough to propose a pool: the error is 1.1 to
+1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon, though. So there
+are two levels (`Near`): a scan of all candidates finds several hundred that score high by their norms, for these A_kk
+is known and kept up to date, and pools are proposed out of them until an eighth more rows are chosen.
 
 Where most candidates stay, all are fitted and the least useful dropped (`elimination.py`): less work than picking
 nearly all of them one by one, at an error that is 1 to 4 % lower (150 of 200, 750 of 1000).
@@ -69,6 +71,10 @@ PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
 POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot always rank
+CHOSEN_PER_LOOK = 8  # least squares looks at all candidates again once so many chosen have become one more
+PICKS_PER_LOOK = (8, 128)  # at least and at most
+NEAR_PER_PICK = 8  # rows that are kept near for each pick until then
+NEAR_AT_LEAST = 512
 MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
 DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
 HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
@@ -171,7 +177,7 @@ def pursue(
     total = dictionary.sum() if target is None else _as_target(target, dictionary)
 
     outliers = _outliers(norms)
-    ordinary = torch.ones(n, dtype=torch.bool, device=norms.device).index_fill(0, outliers, False)
+    ordinary = _without(n, outliers)
     rest = total
     if len(outliers):  # what they add to the target is theirs to give, with weight one
         rest = _sum(dictionary, ordinary) if target is None else total - sum_rows(dictionary.rows(outliers))
@@ -206,7 +212,7 @@ def pursue(
         if tolerance is None and problem.size and _can_drop(problem, n - len(apart), square):
             fit = _drop_to_size(problem, apart, nonnegative is True)
         else:
-            fit = RidgeFit(problem, apart.tolist())
+            fit = RidgeFit(problem, _without(n, apart))
         _fill(fit, enough, bar)
         weights = fit.solve()
         if nonnegative is True:
@@ -240,24 +246,23 @@ def _can_drop(problem: "Problem", n: int, square: float) -> bool:
 
 def _drop_to_size(problem: "Problem", apart: Tensor, nonnegative: bool) -> "RidgeFit":
     """The fit of what is left once the least useful rows have been dropped."""
-    candidates = torch.ones(len(problem.dictionary), dtype=torch.bool, device=apart.device).index_fill(0, apart, False)
-    candidates = candidates.nonzero()[:, 0]
+    candidates = _without(len(problem.dictionary), apart).nonzero()[:, 0]
     rows, goal = problem.rows(candidates), problem.goal()
     b = torch.cat([block.double() @ goal for block in rows.split(_BLOCK)])
     size, uniform = min(problem.size, len(rows)), problem.center == "uniform"
     K = gram(rows)
     left, gamma = eliminate(K, b, size, problem.regularization, uniform=uniform, nonnegative=nonnegative)
     # Should a weight still be negative, what replaces the row is found without looking at what is left of all rows.
-    fit = RidgeFit(replace(problem, rule="inner-product"), apart.tolist())
+    fit = RidgeFit(replace(problem, rule="inner-product"), _without(len(problem.dictionary), apart))
     fit.start(candidates[left].tolist(), rows[left], K[left][:, left], gamma)
     return fit
 
 
 def _fill(fit: "RidgeFit", enough: float, bar: Bar, *, helpful: bool = False) -> None:
     """Grow to the size asked for, or until what is left is small enough, or no candidate is left (or helpful)."""
-    # Each pass adds at least one row to `taken`, which never holds one twice: there are at most as many passes as rows.
+    # Each pass closes at least one candidate: there are at most as many passes as candidates.
     problem = fit.problem
-    while (room := min(problem.size - len(fit), len(problem.dictionary) - len(fit.taken))) > 0:
+    while (room := min(problem.size - len(fit), int(fit.open.sum()))) > 0:
         if float(fit.residual[: problem.dictionary.dim].norm()) <= enough:
             break
         before = len(fit)
@@ -318,6 +323,16 @@ class Problem:
         products = self.dictionary.products(vectors[:dim] / (half * length)).double() * (half * length / self.unit)
         return products + self.constant * vectors[dim] if self.constant else products
 
+    def squares(self) -> Tensor:
+        """What of each candidate would be left to fit, were nothing chosen: its squared norm and lambda."""
+        return self.norms.square() + self.constant**2 + self.regularization
+
+    def scores(self, c: Tensor, left: Tensor, indices: Tensor | None = None) -> Tensor:
+        """Inner products over the root of what is left, which rounding may have made too small, of all or of some."""
+        norms = self.norms if indices is None else self.norms[indices]
+        least = _NOISE * (norms.square() + self.regularization) + sys.float_info.min
+        return c / torch.maximum(left, least).sqrt()
+
 
 class RidgeFit:
     """The regularised least-squares fit of g by the chosen rows, grown a few rows at a time.
@@ -328,34 +343,35 @@ class RidgeFit:
 
     Attributes:
         residual: what is left to match, r = g - gamma G_I, from scratch and in float64.
-        taken: chosen or passed over: not to be proposed again.
+        open: which candidates are neither chosen nor passed over.
+        rows: the chosen ones.
+        directions: V = L^-1 G_I, for least squares: the products of a row with them are its entries of W.
     """
 
-    def __init__(self, problem: Problem, taken: list[int], left: Tensor | None = None) -> None:
-        self.problem, self.taken = problem, taken
+    def __init__(self, problem: Problem, open_: Tensor) -> None:
+        self.problem, self.open = problem, open_.clone()
         self._dictionary, self._g, self._dtype = problem.dictionary, problem.goal(), problem.dtype
-        self._lambda, self._center, self._limit = problem.regularization, problem.center, problem.size
+        self._lambda, self._center = problem.regularization, problem.center
         self.residual = self._g
         self._indices: list[int] = []
-        self._rows = GrowingRows(self._limit, self._g.new_empty(0, len(self._g), dtype=self._dtype))  # chosen ones
+        self._rows = GrowingRows(problem.size, self._g.new_empty(0, len(self._g), dtype=self._dtype))
+        self._directions = GrowingRows(problem.size, self._rows.all)
         self._sum = torch.zeros_like(self._g)  # of the chosen rows
         self._gamma = self._g.new_empty(0)
-        self._factor = GrowingCholesky(self._dtype, self._g.device)
-        self._scanned: Tensor | None = None  # products with the residual, if they are known already
-        self._left = left  # of each candidate's squared norm, plus lambda, once the chosen are fitted
-        if problem.rule == "least-squares":
-            # V = L^-1 G_I: the products of a row with them are its entries of W
-            self._directions = GrowingRows(self._limit, self._chosen)
-            self._least_left = _NOISE * (problem.norms.square() + self._lambda) + sys.float_info.min
-            if left is None:
-                self._left = problem.norms.square() + problem.constant**2 + self._lambda
+        self.factor = GrowingCholesky(self._dtype, self._g.device)
+        by_norm = problem.rule == "least-squares" and not problem.exact
+        self._proposals: Near | Scan = Near(problem) if by_norm else Scan(problem)
 
     def __len__(self) -> int:
         return len(self._indices)
 
     @property
-    def _chosen(self) -> Tensor:
+    def rows(self) -> Tensor:
         return self._rows.all
+
+    @property
+    def directions(self) -> Tensor:
+        return self._directions.all
 
     def _uniform(self, total: Tensor) -> float:
         """The best uniform weight u for rows with this sum: <sum, g> / |sum|^2."""
@@ -363,40 +379,25 @@ class RidgeFit:
         return float(total @ self._g) / square if self._center == "uniform" and square > 0 else 0.0
 
     def grow(self, picks: int, *, helpful: bool = False) -> bool:
-        """Add up to `picks` rows out of one scan, only if some row would help to match; says whether it did.
+        """Add up to `picks` rows out of one pool, only if some row would help to match; says whether it did.
 
-        Rows found to be dependent are passed over. At least one row is taken, since either there are picks or the whole
+        Rows found to be dependent are passed over. At least one row is closed, since either there are picks or the whole
         pool is passed over.
         """
-        n_candidates = len(self._dictionary) - len(self.taken)
-        one = picks == 1 and self._left is None
-        at_least = 1 if one else POOL_FOR_ONE if picks == 1 else POOL_AT_LEAST
-        c = self.problem.products(self.residual) if self._scanned is None else self._scanned
-        c[torch.tensor(self.taken, dtype=torch.long, device=c.device)] = -torch.inf
-        if helpful and float(c.max()) <= 0:
+        pool = self._proposals.pool(self, picks, anew=helpful)
+        if helpful and float(pool.c.max()) <= 0:
             return False
-        scores = c if self._left is None else c / torch.maximum(self._left, self._least_left).sqrt()
-        pool = scores.topk(min(max(at_least, POOL_PER_PICK * picks), n_candidates)).indices.sort().values
-        R = self.problem.rows(pool)
-        exact_c = R.double() @ self.residual if picks == 1 else c[pool]  # in float64: the scan only proposes
-        if one:
-            best = int(exact_c.argmax())
-            pool, R = pool[[best]], R[[best]]
-        W = self._factor.solve(self._chosen @ R.T)
-        outside = float(scores[pool].min())
-        order, passed_over = ([0], []) if one else self._picks_in_pool(R, W, exact_c, outside, picks)
-        chosen = pool[order].tolist()
-        self.taken += chosen + pool[passed_over].tolist()
-        self._append(chosen, R[order], W[:, order])
+        order, passed_over = ([0], []) if len(pool.indices) == 1 else self._picks_in_pool(pool, picks)
+        self.open[pool.indices[order + passed_over]] = False
+        self._append(pool.indices[order].tolist(), pool.rows[order])
         return True
 
-    def _picks_in_pool(
-        self, R: Tensor, W: Tensor, c: Tensor, outside: float, picks: int
-    ) -> tuple[list[int], list[int]]:
+    def _picks_in_pool(self, pool: "Pool", picks: int) -> tuple[list[int], list[int]]:
         """Alg. 1 with the pool as its whole dictionary; see the module's introduction.
 
         Returns the picks, and those that depend on them and on what was chosen before.
         """
+        R, W, c = pool.rows, pool.W, pool.c
         gram = R @ R.T
         A = (gram - W.T @ W).double()
         gram = gram.double()
@@ -404,14 +405,14 @@ class RidgeFit:
         least = _DEPENDENT * gram.diagonal()
         b, to_chosen = (R @ torch.stack([self._g, self._sum], 1).to(R.dtype)).double().unbind(1)
         sum_b, square = float(self._sum @ self._g), float(self._sum @ self._sum)
-        q = (W.T @ self._factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
+        q = (W.T @ self.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
         p = c + self._lambda * self._uniform(self._sum) * q
-        floor = outside if len(R) < len(self._dictionary) - len(self.taken) else -math.inf
+        floor = pool.outside if len(R) < int(self.open.sum()) else -math.inf
         order: list[int] = []
         eliminated = A.new_empty(picks, len(A))  # rows of A's own Cholesky factor
         left = A.diagonal().clone()
         while len(order) < picks:
-            score = c if self._left is None else c / left.clamp(min=sys.float_info.min).sqrt()
+            score = c / left.clamp(min=sys.float_info.min).sqrt() if self.problem.rule == "least-squares" else c
             score = score.masked_fill(left <= least, -torch.inf)
             k = int(score.argmax())
             if score[k] == -torch.inf or (order and float(score[k]) < floor):
@@ -435,46 +436,42 @@ class RidgeFit:
 
     def start(self, indices: list[int], rows: Tensor, K: Tensor, gamma: Tensor) -> None:
         """Begin, and end, with these rows, their products with each other, and weights that are nearly right."""
-        self.taken += indices
+        self.open[torch.tensor(indices, device=self.open.device)] = False
         self._indices, self._gamma = indices, gamma
         self._rows.extend(rows)
         self._sum = sum_rows(rows)
         A = K.clone()
         A.diagonal().add_(self._lambda)
-        self._factor.extend(rows.new_empty(0, len(rows)), torch.linalg.cholesky(A))
+        self.factor.extend(rows.new_empty(0, len(rows)), torch.linalg.cholesky(A))
 
-    def _append(self, indices: list[int], rows: Tensor, W: Tensor, *, look: bool = True) -> None:
-        """Extend the fit by a block of rows, of which W = L^-1 G_I rows^T is known (App. A.3)."""
+    def _append(self, indices: list[int], rows: Tensor) -> None:
+        """Extend the fit by a block of rows (App. A.3)."""
+        W = self.factor.solve(self.rows @ rows.T)
         C = (rows @ rows.T).double()
         A = C - (W.T @ W).double()
         A.diagonal().add_(self._lambda)
-        self._scanned = None
         L, independent = _cholesky_of_independent(A, _DEPENDENT * C.diagonal())
         if not len(independent):
             return
         if len(independent) < len(indices):
             indices = [indices[int(i)] for i in independent]
             rows, W = rows[independent], W[:, independent]
+        if self.problem.rule == "least-squares":
+            V = torch.linalg.solve_triangular(L, (rows - W.T @ self.directions).double(), upper=False)
+            self._directions.extend(V)
         self._rows.extend(rows)
         self._sum += sum_rows(rows)
-        self._factor.extend(W, L)
+        self.factor.extend(W, L)
         self._indices += indices
         self._gamma = torch.cat([self._gamma, self._gamma.new_zeros(len(indices))])
-        s = (self._chosen @ self.residual.to(self._dtype)).double()
+        s = (self.rows @ self.residual.to(self._dtype)).double()
         s += self._lambda * (self._uniform(self._sum) - self._gamma)
-        self._gamma += self._factor.solve_transposed(self._factor.solve(s[:, None]))[:, 0]
+        self._gamma += self.factor.solve_transposed(self.factor.solve(s[:, None]))[:, 0]
         self.residual = self._residual(self._gamma)
-        if self._left is not None:
-            V = torch.linalg.solve_triangular(L, (rows - W.T @ self._directions.all).double(), upper=False)
-            self._directions.extend(V)
-            if look and len(self) < self._limit:  # the next scan and what is left of the candidates in one go
-                products = self.problem.products(torch.cat([V, self.residual[None]]).T)
-                self._left -= products[:, :-1].square().sum(1)
-                self._scanned = products[:, -1]
 
     def _residual(self, gamma: Tensor, chosen: Tensor | None = None) -> Tensor:
         r = self._g.clone()
-        chosen = self._chosen if chosen is None else chosen
+        chosen = self.rows if chosen is None else chosen
         for part, rows in zip(gamma.split(_BLOCK), chosen.split(_BLOCK), strict=True):
             r -= part @ rows.double()
         return r
@@ -489,26 +486,21 @@ class RidgeFit:
         return self._residual(gamma)[: self._dictionary.dim]
 
     def without(self, dropped: Tensor) -> "RidgeFit":
-        """The fit of the other rows alone; those dropped stay taken.
-
-        What is left of the candidates is looked up anew only if picks are to be exact: it has hardly changed.
-        """
-        fit = RidgeFit(self.problem, self.taken, None if self.problem.exact else self._left)
+        """The fit of the other rows alone; those dropped stay closed."""
+        fit = RidgeFit(self.problem, self.open)
         for places in (~dropped).nonzero()[:, 0].split(_FACTOR_ROWS):
-            rows = self._chosen[places]
-            indices = [self._indices[int(i)] for i in places]
-            fit._append(indices, rows, fit._factor.solve(fit._chosen @ rows.T), look=self.problem.exact)
+            fit._append([self._indices[int(i)] for i in places], self.rows[places])
         return fit
 
     def solve(self) -> Tensor:
         """The weights to working accuracy."""
         gamma, u = self._gamma, self._uniform(self._sum)
         last = math.inf
-        chosen = self._chosen.double() if self._chosen.numel() <= _FEW else self._chosen  # once, if that is little
+        chosen = self.rows.double() if self.rows.numel() <= _FEW else self.rows  # once, if that is little
         for _ in range(_STEPS):
             r = self._residual(gamma, chosen)
             s = torch.cat([rows.double() @ r for rows in chosen.split(_BLOCK)]) + self._lambda * (u - gamma)
-            step = self._factor.solve_transposed(self._factor.solve(s[:, None]))[:, 0]
+            step = self.factor.solve_transposed(self.factor.solve(s[:, None]))[:, 0]
             length = float(step.norm())
             if not length < last / 2:
                 break  # as near as rounding allows
@@ -516,6 +508,98 @@ class RidgeFit:
             if length <= _SOLVED * float(gamma.norm()):
                 break
         return gamma
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Candidates of which some are picked.
+
+    Attributes:
+        indices: which they are, ascending.
+        rows: they themselves.
+        W: L^-1 G_I rows^T.
+        c: their inner products with the residual.
+        outside: the best score that those outside have, at most.
+    """
+
+    indices: Tensor
+    rows: Tensor
+    W: Tensor
+    c: Tensor
+    outside: float
+
+
+class Scan:
+    """Proposes a pool out of all candidates, each time anew: by inner products, or by least squares to the letter."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._left = problem.squares() if problem.rule == "least-squares" else None
+        self._seen = 0  # directions that `left` knows of
+
+    def pool(self, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
+        """The candidates with the best scores."""
+        problem = self._problem
+        if self._left is None:
+            scores = c = problem.products(fit.residual)
+        else:  # what is left of the candidates, and the scan, in one go
+            V = fit.directions[self._seen :].double()
+            products = problem.products(torch.cat([V, fit.residual[None]]).T)
+            self._left -= products[:, :-1].square().sum(1)
+            self._seen += len(V)
+            c = products[:, -1]
+            scores = problem.scores(c, self._left)
+        one = picks == 1 and self._left is None
+        scores = scores.masked_fill(~fit.open, -torch.inf)
+        some = min(1 if one else _pool_size(picks), int(fit.open.sum()))
+        indices = scores.topk(some).indices.sort().values
+        rows = problem.rows(indices)
+        exact_c = rows.double() @ fit.residual if picks == 1 else c[indices]  # in float64: the scan only proposes
+        W = rows.new_empty(0, 1) if one else fit.factor.solve(fit.rows @ rows.T)
+        return Pool(indices, rows, W, exact_c, float(scores[indices].min()))
+
+
+class Near:
+    """Proposes a pool by least squares out of rows that came near when all candidates were last looked at.
+
+    For them alone is it known what is left once the chosen are fitted; all others are judged by their norms.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._squares = problem, problem.squares()
+        self._until = 0  # so many are chosen, then it is time to look again
+
+    def _look(self, fit: RidgeFit) -> None:
+        c = self._problem.products(fit.residual)
+        scores = self._problem.scores(c, self._squares).masked_fill_(~fit.open, -torch.inf)
+        least, most = PICKS_PER_LOOK
+        picks = min(max(len(fit) // CHOSEN_PER_LOOK, least), most)
+        some = min(max(NEAR_PER_PICK * picks, NEAR_AT_LEAST), int(fit.open.sum()))
+        self._until = len(fit) + picks
+        self._indices = scores.topk(some).indices.sort().values
+        self._rows = self._problem.rows(self._indices)
+        self._left = self._squares[self._indices]
+        self._W = GrowingRows(self._problem.size, self._rows.new_empty(0, some))
+
+    def pool(self, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
+        """The near candidates with the best scores."""
+        if anew or len(fit) >= self._until or int(fit.open[self._indices].sum()) < _pool_size(picks):
+            self._look(fit)
+        V = fit.directions[len(self._W.all) :]
+        products = torch.cat([V, fit.residual[None].to(V.dtype)]) @ self._rows.T
+        self._W.extend(products[:-1])
+        self._left = self._left - products[:-1].double().square().sum(0)
+        c = products[-1].double()
+        scores = self._problem.scores(c, self._left, self._indices).masked_fill_(~fit.open[self._indices], -torch.inf)
+        some = min(_pool_size(picks), int(fit.open[self._indices].sum()))
+        best = scores.topk(some).indices.sort().values
+        rows = self._rows[best]
+        exact_c = rows.double() @ fit.residual if picks == 1 else c[best]
+        return Pool(self._indices[best], rows, self._W.all[:, best], exact_c, float(scores[best].min()))
+
+
+def _pool_size(picks: int) -> int:
+    return POOL_FOR_ONE if picks == 1 else max(POOL_AT_LEAST, POOL_PER_PICK * picks)
 
 
 class GrowingRows:
@@ -611,6 +695,11 @@ def _outliers(norms: Tensor) -> Tensor:
     enough = squares[largest.indices].cumsum(0) >= _DWARFED * float(squares.sum())
     found = largest.indices[: int(enough.int().argmax()) + 1] if bool(enough.any()) else largest.indices[:0]
     return found if int((norms > 0).sum()) > len(found) else found[:0]
+
+
+def _without(n: int, some: Tensor) -> Tensor:
+    """True for each of n candidates but some."""
+    return torch.ones(n, dtype=torch.bool, device=some.device).index_fill(0, some, False)
 
 
 def _sum(dictionary: Dictionary, which: Tensor) -> Tensor:
