@@ -137,6 +137,15 @@ def test_picks_in_a_pool_are_those_of_exact_pursuit_on_the_pool(
         assert torch.allclose(pooled.weights, exact.weights, atol=1e-8)
 
 
+def test_candidates_in_clusters_are_matched_nearly_as_well_as_by_one_pick_per_scan() -> None:
+    """Those that score highest are all of one cluster, and once some of it are picked, others are wanted."""
+    ratios = []
+    for seed in range(4):
+        G = 3 * random_rows(10, 300, seed).repeat(400, 1) + random_rows(4000, 300, seed + 100)
+        ratios.append(rc.pursue(G, 40).error / rc.pursue(G, 40, exact=True).error)
+    assert sum(ratios) / len(ratios) < 1.1
+
+
 @pytest.mark.parametrize("nonnegative", [True, False])
 @pytest.mark.parametrize("regularization", [1e-3, 1e-5])
 def test_weights_of_float32_rows_are_as_good_as_in_float64(nonnegative: bool, regularization: float) -> None:
