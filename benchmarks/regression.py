@@ -38,7 +38,11 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "Clustering": None,
     "the old default": {"scale_outputs": False, **OLD},
 }
-PLAIN: dict[str, dict[str, Any] | None] = {"outputs as they are": {"scale_outputs": False}}
+TRIED: dict[str, dict[str, Any] | None] = {
+    "outputs as they are": {"scale_outputs": False},
+    "all layers": {"layers": "all"},
+    "last layer": {"layers": "last"},
+}
 
 
 class Table(NamedTuple):
@@ -92,9 +96,9 @@ def make_memories(
 ) -> list[rc.Memory]:
     if options is None:
         return [getattr(rc, way)(size, seed=seed) for size in sizes]
-    scale = options.get("scale_outputs", "auto")
-    embedding = rc.GradientEmbedding(make_model, loss="squared_error", dim=DIM, scale_outputs=scale, seed=seed)
-    rest = {name: value for name, value in options.items() if name != "scale_outputs"}
+    shown = {name: value for name, value in options.items() if name in ("scale_outputs", "layers")}
+    embedding = rc.GradientEmbedding(make_model, loss="squared_error", dim=DIM, **shown, seed=seed)
+    rest = {name: value for name, value in options.items() if name not in shown}
     return [rc.GradientMatching(embedding, size, **rest) for size in sizes]
 
 
@@ -119,11 +123,11 @@ def main() -> None:
     seeds = [int(argument) for argument in sys.argv[1:] if argument.isdecimal()] or range(5)
     names = [argument for argument in sys.argv[1:] if argument in COLUMNS] or [*COLUMNS]
     arrivals = [argument for argument in sys.argv[1:] if argument in ARRIVALS] or ARRIVALS
-    for ways, arrival, seed, name in product((WAYS, PLAIN), arrivals, seeds, names):
+    for ways, arrival, seed, name in product((WAYS, TRIED), arrivals, seeds, names):
         measure(name, seed, validation, arrival, ways)
     for name in names:
         rows: list[list[object]] = []
-        for way in WAYS | PLAIN:
+        for way in WAYS | TRIED:
             row: list[object] = [way]
             for arrival in ARRIVALS:
                 for size in SIZES:

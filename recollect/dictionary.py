@@ -209,44 +209,51 @@ class OnDisk(_InBlocks):
 class Factored:
     """Candidates that are outer products: last-layer gradients, exact and never formed.
 
-    A row is, for each initialisation s, the C x H matrix delta_s h_s^T, flattened. Its product with a residual R_s is
-    delta_s^T R_s h_s, so a scan is S matrix products and reads C + H numbers per row and initialisation, not C * H.
+    A row is, for each initialisation s, the C x H matrix delta_s h_s^T, flattened, and then delta_s, if the layer has a
+    bias: as `GradientEmbedding.embed` writes them. Its product with a residual R_s, b_s is delta_s^T (R_s h_s + b_s):
+    a scan is S matrix products and reads C + H numbers per row and initialisation, not C * H.
 
     Args:
         deltas: gradients at the last layer's outputs, (S, n, C).
-        inputs: what came into the last layer, (S, n, H); with a one appended if it has a bias.
+        inputs: what came into the last layer, (S, n, H).
+        bias: whether it has one.
     """
 
-    def __init__(self, deltas: Tensor, inputs: Tensor) -> None:
-        self._deltas, self._inputs = deltas, inputs
-        self._shape = (deltas.shape[0], deltas.shape[2], inputs.shape[2])  # S, C, H
-        self.dim, self.dtype = int(np.prod(self._shape)), deltas.dtype
+    def __init__(self, deltas: Tensor, inputs: Tensor, *, bias: bool = False) -> None:
+        self._deltas, self._inputs, self._bias = deltas, inputs, bias
+        self._shape = (deltas.shape[2], inputs.shape[2])  # C, H
+        self.dim, self.dtype = len(deltas) * deltas.shape[2] * (inputs.shape[2] + bias), deltas.dtype
 
     def __len__(self) -> int:
         return self._deltas.shape[1]
 
     def products(self, vectors: Tensor) -> Tensor:
-        V = vectors.to(self.dtype).reshape(*self._shape, -1)
+        V = vectors.to(self.dtype).reshape(len(self._deltas), -1, *vectors.shape[1:] or (1,))
+        C, H = self._shape
         scores = torch.zeros(len(self), V.shape[-1], dtype=self.dtype, device=self._deltas.device)
         for delta, h, v in zip(self._deltas, self._inputs, V, strict=True):
             for k in range(V.shape[-1]):
-                scores[:, k] += ((h @ v[..., k].T) * delta).sum(1)
+                to_h = h @ v[: C * H, k].reshape(C, H).T
+                scores[:, k] += ((to_h + v[C * H :, k] if self._bias else to_h) * delta).sum(1)
         return scores.reshape(len(self), *vectors.shape[1:])
 
     def rows(self, indices: Tensor) -> Tensor:
-        products = self._deltas[:, indices, :, None] * self._inputs[:, indices, None, :]  # (S, k, C, H)
-        return products.transpose(0, 1).reshape(len(indices), self.dim)
+        deltas = self._deltas[:, indices]
+        products = (deltas[..., None] * self._inputs[:, indices, None, :]).flatten(2)  # (S, k, C * H)
+        rows = torch.cat([products, deltas], 2) if self._bias else products
+        return rows.transpose(0, 1).reshape(len(indices), self.dim)
 
     def sum(self) -> Tensor:
         return add_up(self).value()[0].to(self._deltas.device)
 
     def block_sums(self) -> Iterator[Tensor]:
-        for d, x in zip(self._deltas.split(SCAN_ROWS, 1), self._inputs.split(SCAN_ROWS, 1), strict=True):
-            yield torch.stack([a.double().T @ b.double() for a, b in zip(d, x, strict=True)]).flatten()
+        for deltas, inputs in zip(self._deltas.split(SCAN_ROWS, 1), self._inputs.split(SCAN_ROWS, 1), strict=True):
+            sums = (deltas.double().mT @ inputs.double()).flatten(1)
+            yield (torch.cat([sums, deltas.double().sum(1)], 1) if self._bias else sums).flatten()
 
     def norms(self) -> Tensor:
-        squares = self._deltas.double().square().sum(2) * self._inputs.double().square().sum(2)
-        return squares.sum(0).sqrt()
+        lengths = self._inputs.double().square().sum(2) + self._bias
+        return (self._deltas.double().square().sum(2) * lengths).sum(0).sqrt()
 
 
 class Joined:
@@ -334,7 +341,7 @@ def weighted_sum(dictionary: Dictionary, rows: Tensor, weights: Tensor) -> Tenso
 def taken(dictionary: Dictionary, rows: Tensor) -> Dictionary:
     """Some of the candidates, in the form that they have."""
     if isinstance(dictionary, Factored):
-        return Factored(dictionary._deltas[:, rows], dictionary._inputs[:, rows])
+        return Factored(dictionary._deltas[:, rows], dictionary._inputs[:, rows], bias=dictionary._bias)
     return InMemory(dictionary.rows(rows))
 
 

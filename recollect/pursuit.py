@@ -22,7 +22,7 @@ columns of W that belong to the picks are the next rows of L.
 Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score. Inside a pool
 A_kk is there. To have it for all candidates takes their products with each new row of V = L^-1 G_I: as much work as
 everything else together, and more. Their plain norms are not good enough to propose a pool: the error is 1.1 to
-1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon, though. So there
+1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon. So there
 are two levels (`Near`): a scan of all candidates finds several hundred that score high by their norms, for these A_kk
 is known and kept up to date, and pools are proposed out of them until an eighth more rows are chosen, or none of them
 scores as high by its norm as those that were left out did. At half the time, the error is that of knowing A_kk for all
@@ -383,8 +383,8 @@ class RidgeFit:
     def grow(self, picks: int, *, helpful: bool = False) -> bool:
         """Add up to `picks` rows out of one pool, only if some row would help to match; says whether it did.
 
-        Rows found to be dependent are passed over. At least one row is closed, since either there are picks or the whole
-        pool is passed over.
+        Rows found to be dependent are passed over. At least one row is closed: there are picks, or the whole pool is
+        passed over.
         """
         pool = self._proposals.pool(self, picks, anew=helpful)
         if helpful and float(pool.c.max()) <= 0:

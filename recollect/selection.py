@@ -46,6 +46,7 @@ from recollect.sources import Stream, examples_of
 PAPER: dict[str, Any] = {
     "inits": 10,
     "dim": 1000,
+    "layers": "all",
     "projection": "sparse",
     "shortlist": None,
     "rule": "inner-product",
@@ -70,7 +71,7 @@ def select(
     loss: str | LossFunction = "cross_entropy",
     inits: int = 10,
     dim: int = 1000,
-    layers: str | Sequence[str] = "all",
+    layers: str | Sequence[str] = "auto",
     projection: ProjectionName | None = "kronecker",
     init: Init = "default",
     init_scale: float = 1.0,
@@ -109,7 +110,8 @@ def select(
         loss: a name or a function of outputs and targets that returns one loss per example.
         inits: S, the number of initialisations at which gradients are matched.
         dim: d, numbers per initialisation that a gradient is projected to.
-        layers: which parameters' gradients: "all", "last" (the last linear layer), or names of modules.
+        layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
+            last one where targets are class numbers and the model ends in a linear layer, otherwise all.
         projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
         init_scale: multiplies what was drawn.

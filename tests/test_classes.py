@@ -45,7 +45,7 @@ def test_the_target_is_the_reweighted_sum_though_frequencies_change_along_the_st
     for batch in (first, second, third):
         memory.update(*batch)
     inputs, targets = (torch.cat(parts) for parts in zip(first, second, third, strict=True))
-    rows = rc.GradientEmbedding(make_model, **cheap).embed(inputs, targets).double()
+    rows = rc.GradientEmbedding(make_model, layers="auto", **cheap).embed(inputs, targets).double()
     expected = factors_by_hand(class_weight, targets) @ rows
     assert float((memory.target - expected).norm() / expected.norm()) < 1e-6
     count = float(factors_by_hand(class_weight, targets).sum())
@@ -92,7 +92,7 @@ def test_while_all_is_kept_an_example_weighs_the_factor_of_its_class() -> None:
 @pytest.mark.parametrize("candidates", [False, True])
 def test_no_class_with_fifty_separable_rows_of_five_thousand_is_lost_if_balanced(candidates: bool) -> None:
     inputs, targets = examples([2500, 2400, 50, 50])
-    embedding = rc.GradientEmbedding(make_model, **cheap)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", **cheap)
     memory = rc.GradientMatching(embedding, 50, class_weight="balanced")
     for x, y in zip(inputs.split(1000), targets.split(1000), strict=True):
         given = {"candidates": embedding.dictionary(x, y)} if candidates else {}
@@ -134,7 +134,9 @@ def test_so_many_of_each_class_stay_whatever_matching_says(
         assert len(memory) <= 16
         assert (memory.batch.weights >= 0).all()
     if int(total.sum()) > 16:
-        rows = rc.GradientEmbedding(make_model, seed=seed, **cheap).embed(memory.batch.inputs, memory.batch.targets)
+        rows = rc.GradientEmbedding(make_model, layers="auto", seed=seed, **cheap).embed(
+            memory.batch.inputs, memory.batch.targets
+        )
         missing = memory.target - memory.batch.weights.double() @ rows.double()
         assert memory.error == pytest.approx(float(missing.norm() / memory.target.norm()), rel=1e-3, abs=1e-5)
 

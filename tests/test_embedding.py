@@ -1,9 +1,10 @@
 import copy
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -170,6 +171,66 @@ def test_the_last_layer_is_the_closed_form() -> None:
     assert relative_difference(embeddings, torch.cat(blocks, 1) / math.sqrt(3)) < 1e-6
 
 
+class Ending(nn.Module):
+    """Ends in a linear layer, and then in something else."""
+
+    def __init__(self, then: Callable[[Tensor], Tensor], outputs: int = 3) -> None:
+        super().__init__()
+        self.hidden, self.head, self.then = nn.Linear(4, 5), nn.Linear(5, outputs), then
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(self.head(self.hidden(x).relu()))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    return model
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3))
+    model[2].requires_grad_(False)
+    return model
+
+
+def convolution() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("make_model", "layers"),
+    [
+        (lambda: Ending(lambda x: x), "last"),
+        (lambda: Ending(lambda x: x.view(-1, 3)), "last"),
+        (lambda: Ending(lambda x: 2 * x), "all"),
+        (lambda: Ending(lambda x: x[:, :3], outputs=4), "all"),
+        (tied, "all"),
+        (frozen, "all"),
+        (convolution, "all"),
+    ],
+)
+def test_auto_is_the_last_layer_where_the_model_ends_in_one(make_model: Any, layers: str) -> None:
+    inputs = torch.randn(len(LABELS), 4, generator=torch.Generator().manual_seed(0))
+    options: dict[str, Any] = {"inits": 2, "projection": None}
+    found = rc.GradientEmbedding(make_model, layers="auto", **options).embed(inputs, LABELS % 3)
+    assert torch.equal(found, rc.GradientEmbedding(make_model, layers=layers, **options).embed(inputs, LABELS % 3))
+
+
+def test_auto_is_all_layers_for_quantities_and_where_each_part_of_an_example_has_a_class() -> None:
+    inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    parts = torch.randn(12, 2, 4, generator=torch.Generator().manual_seed(0))
+    for make_model, x, y, loss in (
+        (lambda: Ending(lambda out: out, outputs=4), inputs, inputs, "squared_error"),
+        (lambda: Ending(lambda out: out.mT), parts, torch.arange(24).view(12, 2) % 3, "cross_entropy"),
+    ):
+        auto, every = (
+            rc.GradientEmbedding(make_model, loss=loss, layers=layers, inits=2, projection=None).embed(x, y)
+            for layers in ("auto", "all")
+        )
+        assert torch.equal(auto, every)
+
+
 def test_the_last_layer_needs_no_backward_pass_through_the_rest() -> None:
     graphs = []
 
@@ -199,7 +260,7 @@ def test_layers_can_be_named() -> None:
     assert two.shape[1] == 7 * 128 + last.shape[1]
     nested = rc.GradientEmbedding(lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 5)), nn.Linear(5, 3)), layers="0")
     assert nested.embed(inputs, LABELS).shape[1] == 10 * 35
-    with pytest.raises(ValueError, match=r"layers must be 'all', 'last' or among '0'.* got 'head'"):
+    with pytest.raises(ValueError, match=r"layers must be 'auto', 'all', 'last' or among '0'.* got 'head'"):
         rc.GradientEmbedding(make_model, layers="head").embed(inputs, LABELS)
 
 
@@ -596,12 +657,25 @@ def test_unprojected_last_layer_gradients_are_kept_as_factors() -> None:
     factored = rc.GradientEmbedding(make_model, **options).dictionary(inputs, LABELS)
     assert isinstance(factored, Factored)
     dense = rc.GradientEmbedding(make_model, **options).embed(inputs, LABELS)
-    rows = factored.rows(torch.arange(7))
-    assert relative_difference(rows @ rows.T, dense @ dense.T) < 1e-5
+    assert relative_difference(factored.rows(torch.arange(7)), dense) < 1e-5  # entry by entry: targets may be dense
+    assert relative_difference(factored.sum(), dense.double().sum(0)) < 1e-5
     short = rc.GradientEmbedding(make_model, inits=3, layers="last", dim=10_000).dictionary(inputs, LABELS)
     assert isinstance(short, Factored)
     long = rc.GradientEmbedding(make_model, inits=3, layers="last", dim=20).dictionary(inputs, LABELS)
     assert isinstance(long, InMemory)
+
+
+def test_factored_candidates_match_a_target_that_was_summed_without_rows() -> None:
+    """As they do wherever there is a shortlist: some are kept as factors, and all are in the sum."""
+    inputs, targets = torch.randn(300, 6, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 3
+    make_model = partial(rc.models.mlp, 6, 3)
+    few, many = (
+        rc.select(make_model, inputs, targets, 20, layers="last", shortlist=shortlist) for shortlist in (5.0, None)
+    )
+    assert few.error < 1.5 * many.error
+    rows = rc.GradientEmbedding(make_model, layers="last").embed(inputs, targets).double()
+    missing = few.weights @ rows[few.indices] - rows.sum(0)
+    assert float(missing.norm() / rows.sum(0).norm()) == pytest.approx(few.error, rel=1e-4)
 
 
 def test_memory_with_factored_last_layer_gradients_matches_the_one_without() -> None:

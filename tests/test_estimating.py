@@ -13,7 +13,7 @@ import recollect as rc
 X = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(300) % 3
 make_model = partial(rc.models.mlp, 4, 3, hidden=(8,))
-cost_of = partial(rc.estimate, make_model, inits=2, dim=40, batch_size=20)
+cost_of = partial(rc.estimate, make_model, layers="all", inits=2, dim=40, batch_size=20)
 
 
 def loader(**options: Any) -> DataLoader[Any]:

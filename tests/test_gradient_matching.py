@@ -24,7 +24,7 @@ def examples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_the_target_is_the_sum_of_exactly_the_embeddings_computed() -> None:
     inputs, targets = examples(90)
     memory = rc.GradientMatching(make_model, 10, inits=3, dim=50)
-    embedding = rc.GradientEmbedding(make_model, inits=3, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=3, dim=50)
     total = torch.zeros(150, dtype=torch.float64)
     for i in range(0, 90, 30):
         memory.update(inputs[i : i + 30], targets[i : i + 30])
@@ -91,7 +91,7 @@ def test_embeddings_of_the_kept_are_reused_not_recomputed(monkeypatch: pytest.Mo
         return embed(self, inputs, targets, **options)
 
     monkeypatch.setattr(rc.GradientEmbedding, "embed", counting)
-    memory = rc.GradientMatching(make_model, 10, inits=1)
+    memory = rc.GradientMatching(make_model, 10, inits=1, layers="all")
     inputs, targets = examples(60)
     for i in (0, 20, 40):
         memory.update(inputs[i : i + 20], targets[i : i + 20])
@@ -209,12 +209,12 @@ def test_all_options_are_visible_with_the_defaults_of_what_they_are_passed_to(fu
     for passed_to in (rc.GradientEmbedding, rc.pursue):
         for name, parameter in inspect.signature(passed_to).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name not in ("target", "count"):
-                assert shown[name].default == parameter.default or name == "hold_count", name
+                assert shown[name].default == parameter.default or name in ("hold_count", "layers"), name
                 assert f"        {name}: " in (function.__doc__ or "")
 
 
 def test_several_memories_share_an_embedding() -> None:
-    embedding = rc.GradientEmbedding(make_model, inits=2, seed=3)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, seed=3)
     sharing = [rc.GradientMatching(embedding, size) for size in (5, 9)]
     assert sharing[0].seed == 3
     alone = [rc.GradientMatching(make_model, size, inits=2, seed=3) for size in (5, 9)]
@@ -279,7 +279,7 @@ def test_examples_that_come_one_by_one_are_held_at_once_and_chosen_from_seldom(m
 
 def test_the_target_counts_those_that_wait() -> None:
     memory = rc.GradientMatching(make_model, 24, inits=2, dim=50)
-    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
     inputs, targets = examples(40, seed=7)
     rows = embedding.embed(inputs, targets).double()
     for i in range(40):
@@ -295,7 +295,7 @@ def test_the_target_counts_those_that_wait() -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_those_that_stay_for_others_until_the_next_choice_add_up(weights: Tensor | None, size: int) -> None:
     memory = rc.GradientMatching(make_model, 30, inits=2, dim=50)
-    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
     inputs, targets = examples(400, seed=7)
     rows = embedding.embed(inputs, targets).double()
     counts = torch.ones(400) if weights is None else weights
@@ -351,7 +351,7 @@ def test_a_memory_that_was_saved_while_examples_wait_ends_bit_identical(tmp_path
 
 
 def test_a_large_update_settles_those_that_wait() -> None:
-    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
     inputs, targets = examples(90, seed=7)
     memories = [rc.GradientMatching(embedding, 24) for _ in range(2)]
     for i, size in ((0, 3), (3, 3), (6, 84)):
@@ -470,7 +470,7 @@ def test_with_all_candidates_weights_match_as_well_as_copies() -> None:
 
 
 def test_weights_go_with_candidates_that_are_given() -> None:
-    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
     given, alone = (rc.GradientMatching(embedding, 12) for _ in range(2))
     inputs, targets = examples(64)
     weights = torch.arange(64) % 4  # some of which stand for nothing
@@ -490,7 +490,7 @@ def test_weights_go_with_candidates_that_are_given() -> None:
 
 
 def test_merging_counts_the_weights_of_those_that_wait() -> None:
-    embedding = rc.GradientEmbedding(make_model, inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
     inputs, targets = examples(36)
     weights = 1.0 + torch.arange(36) % 4
     first, second = (rc.GradientMatching(embedding, 12) for _ in range(2))
@@ -517,7 +517,10 @@ def test_forgotten_weights_leave_the_target(options: dict[str, Any]) -> None:
     weights = 1 + torch.arange(60) % 5
     memory = rc.GradientMatching(make_model, 12, inits=2, dim=50, **options)
     memory.update(inputs, targets, weights=weights)
-    rows = rc.GradientEmbedding(make_model, inits=2, dim=50).embed(inputs, targets).double() * weights[:, None]
+    rows = (
+        rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50).embed(inputs, targets).double()
+        * weights[:, None]
+    )
     if options:
         rows *= torch.tensor([2.0, 1.0, 1.0])[targets][:, None]
     held = memory.batch.ids[:3].tolist()
@@ -543,7 +546,7 @@ def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
     inputs, targets = examples(60)
     memory = rc.GradientMatching(make_model, 12, inits=2, dim=50, **options)
     memory.update(inputs, targets)
-    rows = rc.GradientEmbedding(make_model, inits=2, dim=50).embed(inputs, targets).double()
+    rows = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50).embed(inputs, targets).double()
     if options:
         rows *= torch.tensor([2.0, 1.0, 1.0])[targets][:, None]
     held = memory.batch.ids[:3].tolist()

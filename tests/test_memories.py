@@ -438,7 +438,7 @@ def test_the_local_target_is_the_weighted_kept_plus_what_arrived() -> None:
     memory = rc.LocalGradientMatching(10, dim=50, hold_count=False)
     memory.update(inputs[:8], targets[:8], model=model)
     memory.update(inputs[8:], targets[8:], model=model)
-    coreset = rc.select(lambda: copy.deepcopy(model), inputs, targets, 10, inits=1, dim=50)
+    coreset = rc.select(lambda: copy.deepcopy(model), inputs, targets, 10, inits=1, dim=50, layers="all")
     assert sorted(coreset.indices.tolist()) == memory.batch.ids.tolist()
 
 

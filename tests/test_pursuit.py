@@ -10,7 +10,7 @@ from torch import Tensor
 
 import recollect as rc
 from recollect.checks import check_count, check_seed
-from recollect.dictionary import Factored, InMemory, Joined, OnDisk
+from recollect.dictionary import Factored, InMemory, Joined, OnDisk, taken
 from recollect.pursuit import GrowingCholesky
 from tests.oracles import fit_from_scratch, pursue_from_scratch, pursue_least_squares_from_scratch
 
@@ -365,13 +365,20 @@ def test_a_truncated_file_of_embeddings_is_refused(tmp_path: Path) -> None:
         OnDisk(tmp_path / "ints.npy")
 
 
-def test_factors_are_chosen_as_the_outer_products_they_stand_for() -> None:
+@pytest.mark.parametrize("bias", [True, False])
+def test_factors_are_chosen_as_the_outer_products_they_stand_for(bias: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     deltas = torch.randn(3, 200, 4, generator=generator, dtype=torch.float64)
     h = torch.rand(3, 200, 7, generator=generator, dtype=torch.float64)
-    dense = (deltas[:, :, :, None] * h[:, :, None, :]).transpose(0, 1).reshape(200, -1)
-    factored = Factored(deltas, h)
+    dense = (deltas[:, :, :, None] * h[:, :, None, :]).flatten(2)
+    dense = (torch.cat([dense, deltas], 2) if bias else dense).transpose(0, 1).reshape(200, -1)
+    factored = Factored(deltas, h, bias=bias)
     assert torch.equal(factored.rows(torch.arange(200)), dense)
+    some = torch.tensor([3, 150, 4])
+    assert torch.equal(taken(factored, some).rows(torch.arange(3)), dense[some])
+    vectors = torch.randn(dense.shape[1], 5, generator=generator, dtype=torch.float64)
+    assert torch.allclose(factored.products(vectors), dense @ vectors)
+    assert torch.allclose(factored.products(vectors[:, 0]), dense @ vectors[:, 0])
     assert torch.allclose(factored.sum(), dense.sum(0))
     assert torch.allclose(factored.norms(), dense.norm(dim=1))
     assert rc.pursue(factored, 60).indices.tolist() == rc.pursue(dense, 60).indices.tolist()

@@ -15,7 +15,7 @@ import recollect as rc
 
 PATH = Path(__file__).with_name("stored_choices.json")
 PAPER = {**rc.PAPER, "inits": 4}
-OLD = {"inits": 4, "rule": "inner-product", "shortlist": None, "hold_count": False}
+OLD = {"inits": 4, "layers": "all", "rule": "inner-product", "shortlist": None, "hold_count": False}
 OLD_LOCAL = {"rule": "inner-product", "hold_count": False}
 """What were the defaults when these choices were stored."""
 
@@ -43,17 +43,21 @@ _resnet = partial(rc.models.ResNet, [1, 1, 1, 1], 10, in_channels=1)
 
 CHOICES: dict[str, Callable[[], list[int]]] = {
     "mlp": partial(_once, _mlp, 60),
+    "mlp, default": lambda: rc.select(_mlp, *_digits(), 60, inits=4).indices.tolist(),
     "mlp, gradients themselves": partial(_once, _mlp, 20, n=100, projection=None),
     "mlp, paper": partial(_once, _mlp, 60, **PAPER),
     "mlp, last layer": partial(_once, _mlp, 60, layers="last"),
-    "mlp, last layer, paper": partial(_once, _mlp, 60, **PAPER, layers="last"),
+    "mlp, last layer, paper": partial(_once, _mlp, 60, **{**PAPER, "layers": "last"}),
     "mlp, zero centre": partial(_once, _mlp, 60, center="zero", exact=True),
     "cnn": partial(_once, _cnn, 40, n=300),
     "cnn, paper": partial(_once, _cnn, 40, n=300, **PAPER),
     "resnet": partial(_once, _resnet, 20, n=150, dim=500),
     "GradientMatching": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, **OLD)),
+    "GradientMatching, default": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, inits=4)),
     "GradientMatching, paper": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, **PAPER)),
-    "GradientMatching, last layer": partial(_stream, lambda: rc.GradientMatching(_mlp, 30, layers="last", **OLD)),
+    "GradientMatching, last layer": partial(
+        _stream, lambda: rc.GradientMatching(_mlp, 30, **{**OLD, "layers": "last"})
+    ),
     "LocalGradientMatching": partial(_stream, lambda: rc.LocalGradientMatching(30, **OLD_LOCAL)),
     "Reservoir": partial(_stream, lambda: rc.Reservoir(30)),
     "ClassBalanced": partial(_stream, lambda: rc.ClassBalanced(30)),

@@ -107,8 +107,9 @@ class GradientEmbedding:
         loss: a name or a function of outputs and targets that returns one loss per example.
         inits: S, the number of initialisations.
         dim: numbers per initialisation; a gradient that is no longer is kept exactly.
-        layers: which parameters' gradients: "all", "last" (the last linear layer: a forward pass is enough), or
-            names of modules.
+        layers: which parameters' gradients: "last" (the last linear layer: a forward pass is enough), "all", names of
+            modules, or "auto": the last one where targets are class numbers and the model ends in a linear layer,
+            otherwise all.
         projection: "kronecker" (a projection of each layer's two factors, which never forms a gradient),
             "sparse" (random signs, App. A.1), or None for the gradients themselves.
         init: "default" (as make_model leaves it), "kaiming_uniform", "kaiming_normal", or a function
@@ -299,20 +300,20 @@ class GradientEmbedding:
         plan, n = prepared.plan, len(targets)
         if [rule for _, rule in plan.layouts] != ["linear"] or plan.rest or plan.free or self._projects(plan):
             return None
-        delta = h = torch.empty(0)
+        delta, h, bias = torch.empty(0), torch.empty(0), False
         for rows, draws, passing, examples in self._passes(prepared, True, inputs, targets, progress):
             uses = passing.listen(*examples, self._scale)
             count = rows.stop - rows.start
             if len(uses) != 1 or (found := uses[0].delta) is None or found.shape[-2:-1] != (count,):
                 return None  # the layer is used more than once per example
             a = uses[0].input
-            if not len(delta):  # with room for a one after the layer's input, for its bias
-                delta = found.new_empty(self.inits, n, found.shape[-1])
-                h = a.new_ones(self.inits, n, a.shape[-1] + (uses[0].bias is not None))
+            bias = uses[0].bias is not None
+            if not len(delta):
+                delta, h = found.new_empty(self.inits, n, found.shape[-1]), a.new_empty(self.inits, n, a.shape[-1])
             delta[draws, rows] = found
-            h[draws, rows, : a.shape[-1]] = a
+            h[draws, rows] = a
         _check_gradients(delta.transpose(0, 1).flatten(1))
-        return Factored(delta, h)
+        return Factored(delta, h, bias=bias)
 
     def _passes(
         self, prepared: Prepared, stacked: bool, inputs: Inputs, targets: Tensor, progress: bool
@@ -489,7 +490,7 @@ def _check_layers(layers: Any) -> str | tuple[str, ...]:
         return layers
     if isinstance(layers, Sequence) and layers and all(isinstance(name, str) for name in layers):
         return tuple(layers)
-    raise ValueError(f"layers must be 'all', 'last' or names of modules, got {layers!r}")
+    raise ValueError(f"layers must be 'auto', 'all', 'last' or names of modules, got {layers!r}")
 
 
 _OTHER_MODELS = (

@@ -93,7 +93,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError("the model must have at least one trainable parameter, got none")
-    owners = _selected(model, layers, inputs)
+    owners = _selected(model, layers, inputs, targets)
     called: dict[int, set[str]] = {}  # the modules that have a parameter, of which a tied one has several
     for name, p in model.named_parameters(remove_duplicate=False):
         called.setdefault(id(p), set()).add(owner(name))
@@ -312,35 +312,53 @@ def _reason(strange: Any) -> str:
     )
 
 
-def _selected(model: nn.Module, layers: Layers, inputs: Inputs) -> set[str]:
+def _selected(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor) -> set[str]:
     """Names of the modules whose own parameters count."""
     modules = dict(model.named_modules())
     if layers == "all":
         return set(modules)
+    if layers == "auto":
+        classes = targets.ndim == 1 and not targets.is_floating_point()
+        last = _ends_in(model, inputs) if classes else None
+        return set(modules) if last is None else {last}
     if layers == "last":
-        return {_last_linear(model, inputs)}
+        return {_last_linear(model, inputs)[0]}
     wanted: Sequence[str] = [layers] if isinstance(layers, str) else layers
     for name in wanted:
         if name not in modules:
             known = ", ".join(repr(m) for m in modules if m)
-            raise ValueError(f"layers must be 'all', 'last' or among {known}, got {name!r}")
+            raise ValueError(f"layers must be 'auto', 'all', 'last' or among {known}, got {name!r}")
     return {name for name in modules if any(name == w or name.startswith(f"{w}.") for w in wanted)}
 
 
-def _last_linear(model: nn.Module, inputs: Inputs) -> str:
-    """The linear layer that is called last."""
-    order: list[str] = []
+def _ends_in(model: nn.Module, inputs: Inputs) -> str | None:
+    """The linear layer whose outputs are the model's, a row for each example; None if there is none to be trained.
+
+    One whose weights are used elsewhere too, as in a language model, is not the last alone.
+    """
+    if not any(isinstance(module, nn.Linear) for module in model.modules()):
+        return None
+    name, output, result = _last_linear(model, inputs)
+    same = output.data_ptr() == result.data_ptr() and output.shape == result.shape and output.ndim == 2
+    weight = model.get_submodule(name).weight
+    users = [other for other, p in model.named_parameters(remove_duplicate=False) if p is weight]
+    return name if same and weight.requires_grad and len(users) == 1 else None
+
+
+def _last_linear(model: nn.Module, inputs: Inputs) -> tuple[str, Tensor, Tensor]:
+    """The linear layer that is called last, its output and the model's."""
+    calls: list[tuple[str, Tensor]] = []
     hooks = [
-        module.register_forward_hook(lambda *_, name=name: order.append(name))
+        module.register_forward_hook(lambda *seen, name=name: calls.append((name, seen[-1])))
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     ]
     try:
         with torch.no_grad():
-            forward(model, inputs)
+            result = forward(model, inputs)
     finally:
         for hook in hooks:
             hook.remove()
-    if not order:
+    if not calls:
         raise ValueError("layers='last' needs a model with a linear layer, got none: name the layers to use")
-    return order[-1]
+    return *calls[-1], result

@@ -48,13 +48,13 @@ _LOCAL_PAPER = {
 }
 
 # What the default was. One thing cannot be set any more: rows with negative weights were left out, not replaced.
-_FIRST_DEFAULT = {"shortlist": None, "rule": "inner-product", "hold_count": False}
+_FIRST_DEFAULT = {"layers": "all", "shortlist": None, "rule": "inner-product", "hold_count": False}
 
 CONTENDERS = {
     "recollect": Contender(memories.GradientMatching),
     "recollect-0.1": Contender(memories.GradientMatching, _FIRST_DEFAULT),
     "recollect-0.1-last-layer": Contender(memories.GradientMatching, {**_FIRST_DEFAULT, "layers": "last"}),
-    "recollect-last-layer": Contender(memories.GradientMatching, {"layers": "last"}),
+    "recollect-all-layers": Contender(memories.GradientMatching, {"layers": "all"}),
     "clustering": Contender(memories.Clustering),
     "gmc": Contender(memories.GradientMatching, {**PAPER}),
     "gmc-last-layer": Contender(memories.GradientMatching, {**PAPER, "layers": "last"}),

@@ -17,7 +17,7 @@ from recollect.streams import sorted_by_feature
 
 COLORS = {
     "recollect": "#0b6e4f",
-    "recollect-last-layer": "#4c956c",
+    "recollect-all-layers": "#4c956c",
     "recollect-0.1": "#9cc5a1",
     "clustering": "#00a0b0",
     "gmc": "#1f6fb4",

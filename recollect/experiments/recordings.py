@@ -93,7 +93,8 @@ def record(
     advance: Callable[[], None] = lambda: None,
 ) -> list[Recording]:
     """Let gradient matching go over a stream, side by side, for experiments with one seed and one embedding."""
-    embedding = GradientEmbedding(make_model, seed=experiments[0].seed, **split_options(experiments[0])[0])
+    settings = {"layers": "auto", **split_options(experiments[0])[0]}  # as gradient matching has it by default
+    embedding = GradientEmbedding(make_model, seed=experiments[0].seed, **settings)
     memories = [GradientMatching(embedding, e.size, seed=e.seed, **split_options(e)[1]) for e in experiments]
     recordings = [Recording() for _ in memories]
     for inputs, targets in stream.batches:

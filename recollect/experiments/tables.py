@@ -16,7 +16,7 @@ EPOCHS = 200
 
 NAMES = {
     "recollect": "recollect (this library's settings)",
-    "recollect-last-layer": "recollect, last layer",
+    "recollect-all-layers": "recollect, all layers",
     "recollect-0.1": "recollect 0.1 (its first settings)",
     "clustering": "Clustering (k-means per class)",
     "gmc": "GMC",

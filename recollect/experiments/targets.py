@@ -13,7 +13,7 @@ SIZES = (200, 500, 1000, 2000, 5000)
 DATASETS = tuple(name for name in DEFAULT_STREAMS if name != "digits")
 SHOWN_MEMORIES = (
     "recollect",
-    "recollect-last-layer",
+    "recollect-all-layers",
     "recollect-0.1",
     "clustering",
     "gmc",
@@ -25,15 +25,15 @@ SHOWN_MEMORIES = (
     "gss",
 )
 
-COMPARED = ("recollect", "recollect-last-layer", "recollect-0.1", "clustering", "gmc", "gmc-last-layer")
+COMPARED = ("recollect", "recollect-all-layers", "recollect-0.1", "clustering", "gmc", "gmc-last-layer")
 """What is compared with a reservoir, as the paper does."""
 
 COMPARISONS = (
     *((memory, "reservoir") for memory in COMPARED),
     ("recollect", "clustering"),  # the baseline that is hard to beat
-    ("recollect-last-layer", "clustering"),
+    ("recollect-all-layers", "clustering"),
     ("recollect", "gmc"),  # the paper's settings
-    ("recollect-last-layer", "gmc-last-layer"),
+    ("recollect", "gmc-last-layer"),
 )
 """What is compared with what."""
 

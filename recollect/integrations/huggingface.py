@@ -48,7 +48,7 @@ def select(
     loss: str | LossFunction | None = None,
     inits: int = 10,
     dim: int = 1000,
-    layers: str | Sequence[str] = "all",
+    layers: str | Sequence[str] = "auto",
     batch_size: int = 128,
     device: str | torch.device = "cpu",
     shortlist: float | None = SHORTLIST,
@@ -72,7 +72,8 @@ def select(
             kind is trained by, with the labelled places of a row added up.
         inits: S, the number of initialisations at which gradients are matched.
         dim: d, numbers per initialisation that a gradient is projected to.
-        layers: which parameters' gradients: "all", "last", or names of modules.
+        layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
+            last one where labels are class numbers and the model ends in a linear layer, otherwise all.
         batch_size: rows per pass; bounds memory and changes nothing else.
         device: where to compute.
         shortlist: how many rows per kept one are candidates, drawn at random; None for all.

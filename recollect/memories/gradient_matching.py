@@ -67,7 +67,7 @@ class GradientMatching(Memory):
 
     Several memories of one stream, of other sizes or settings of the pursuit, may share what takes most of the time:
 
-        embedding = rc.GradientEmbedding(make_model)
+        embedding = rc.GradientEmbedding(make_model, layers="auto")
         memories = [rc.GradientMatching(embedding, size) for size in (200, 1000)]
         for inputs, targets in stream.batches:
             candidates = embedding.dictionary(inputs, targets)
@@ -81,7 +81,8 @@ class GradientMatching(Memory):
         loss: a name or a function of outputs and targets that returns one loss per example.
         inits: S, the number of initialisations at which gradients are matched.
         dim: d, numbers per initialisation that a gradient is projected to.
-        layers: which parameters' gradients: "all", "last" (the last linear layer), or names of modules.
+        layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
+            last one where targets are class numbers and the model ends in a linear layer, otherwise all.
         projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
         init_scale: multiplies what was drawn.
@@ -129,7 +130,7 @@ class GradientMatching(Memory):
         loss: str | LossFunction = "cross_entropy",
         inits: int = 10,
         dim: int = 1000,
-        layers: str | Sequence[str] = "all",
+        layers: str | Sequence[str] = "auto",
         projection: ProjectionName | None = "kronecker",
         init: Init = "default",
         init_scale: float = 1.0,

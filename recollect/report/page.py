@@ -120,7 +120,7 @@ def _galleries(results: Results, load: LoadDataset) -> list[dict[str, Any]]:
         images = np.concatenate([batch.inputs.numpy() for batch in stream.batches])
         labels = np.concatenate([batch.targets.numpy() for batch in stream.batches])
         for memory in (
-            m for m in ("recollect", "recollect-last-layer", "gmc", "gmc-last-layer", "reservoir") if m in found
+            m for m in ("recollect", "recollect-all-layers", "gmc", "gmc-last-layer", "reservoir") if m in found
         ):
             r = found[memory]
             ids = np.array(r["kept_ids"])
