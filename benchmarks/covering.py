@@ -342,9 +342,11 @@ BESIDE_CLUSTERING = (
 PAIRS = [
     ("all, S=5, d=1000", "all, S=10, d=1000"),
     ("last, S=10", "all, S=10, d=1000"),
+    ("last, S=10, lambda 0.0001", "last, S=10"),
     ("last, S=5", "all, S=10, d=1000"),
     ("last, S=5, d=250", "last, S=5"),
     ("all, S=10, d=1000", "clustering"),
+    ("last, S=10", "clustering"),
     ("clustering, weights matched, pull 0.1", "clustering"),
     ("clustering, weights matched, pull 0.01", "clustering"),
     ("gradient clusters by class, matched, pull 0.1", "clustering"),

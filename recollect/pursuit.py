@@ -24,7 +24,7 @@ A_kk is there. To have it for all candidates takes their products with each new 
 everything else together, and more. Their plain norms are not good enough to propose a pool: the error is 1.1 to
 1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon. So there
 are two levels (`Near`): a scan of all candidates finds several hundred that score high by their norms, for these A_kk
-is known and kept up to date, and pools are proposed out of them until an eighth more rows are chosen, or none of them
+is known and kept up to date, and pools are proposed out of them until a sixth more rows are chosen, or none of them
 scores as high by its norm as those that were left out did. At half the time, the error is that of knowing A_kk for all
 within 3 %.
 
@@ -73,9 +73,9 @@ PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
 POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot always rank
-CHOSEN_PER_LOOK = 8  # least squares looks at all candidates again once so many chosen have become one more
+CHOSEN_PER_LOOK = 6  # least squares looks at all candidates again once so many chosen have become one more
 PICKS_PER_LOOK = (8, 128)  # at least and at most
-NEAR_PER_PICK = 8  # rows that are kept near for each pick until then
+NEAR_PER_PICK = 6  # rows that are kept near for each pick until then
 NEAR_AT_LEAST = 512
 MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
 DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
@@ -94,6 +94,7 @@ _DWARFED = 0.9  # part of the squared norms that outliers hold
 _CARRIED = 0.1  # of the target is left without the outliers: they carry it
 _BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
 _FEW = 2**22  # numbers that are turned into float64 all at once: 32 MB
+_ROOM = 1024  # rows in a buffer to begin with: what is not used takes no memory
 _FACTOR_ROWS = 256  # in a block of the factor
 
 
@@ -307,13 +308,14 @@ class Problem:
         return goal
 
     def rows(self, indices: Tensor) -> Tensor:
-        found = self.dictionary.rows(indices)
-        width = self.dictionary.dim + (_PADDING if self.constant else 0)
-        rows = torch.empty(len(found), width, dtype=self.dtype, device=found.device)
-        torch.mul(found, 1 / self.unit, out=rows[:, : self.dictionary.dim])
+        dim = self.dictionary.dim
+        rows = lazy_zeros(len(indices), dim + (_PADDING if self.constant else 0), dtype=self.dtype, device=self.g.device)
+        # In memory a few at a time, so that they stay in the cache; elsewhere each call has its price.
+        here = isinstance(self.dictionary, InMemory)
+        for out, some in zip(*(part.split(_BLOCK if here else len(part)) for part in (rows, indices)), strict=True):
+            torch.mul(self.dictionary.rows(some), 1 / self.unit, out=out[:, :dim])
         if self.constant:
-            rows[:, self.dictionary.dim :] = 0
-            rows[:, self.dictionary.dim] = self.constant
+            rows[:, dim] = self.constant
         return rows
 
     def products(self, vectors: Tensor) -> Tensor:
@@ -628,7 +630,7 @@ class GrowingRows:
         """Append these; they are rounded to what the others are."""
         n, total = len(self.all), len(self.all) + len(rows)
         if total > len(self._buffer):
-            capacity = max(total, min(self._limit, max(2 * len(self._buffer), 64)))
+            capacity = max(total, min(self._limit, max(2 * len(self._buffer), _ROOM)))
             width, dtype, device = self.all.shape[1], self.all.dtype, self.all.device
             self._buffer = lazy_zeros(capacity, width, dtype=dtype, device=device)
             self._buffer[:n] = self.all
