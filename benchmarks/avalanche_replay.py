@@ -37,7 +37,9 @@ PLUGINS: dict[str, Callable[[int, int], Any]] = {
     "Avalanche, class-balanced": lambda n, seed: ReplayPlugin(n, storage_policy=ClassBalancedBuffer(n)),
     "weighted, reservoir": lambda n, seed: WeightedReplayPlugin(rc.Reservoir(n, seed=seed)),
     "weighted, clustering": lambda n, seed: WeightedReplayPlugin(rc.Clustering(n, seed=seed)),
-    "weighted, gradient matching": lambda n, seed: WeightedReplayPlugin(rc.GradientMatching(make_model, n, seed=seed)),
+    "weighted, gradient matching": lambda n, seed: WeightedReplayPlugin(
+        rc.GradientMatching(make_model, n, layers="all", seed=seed)
+    ),
 }
 
 

@@ -27,7 +27,7 @@ def main(seeds: int = 2) -> None:
     for calibrate in (True, False):
         for seed in range(seeds):
             start = time.perf_counter()
-            coreset = rc.select(make_model, *data, KEPT, calibrate=calibrate, inits=3, seed=seed)
+            coreset = rc.select(make_model, *data, KEPT, layers="all", calibrate=calibrate, inits=3, seed=seed)
             seconds = time.perf_counter() - start
             name = "statistics of the first examples" if calibrate else "as initialised"
             table.append([f"{name}, seed {seed}", len(coreset), coreset.error, fresh(coreset), seconds])

@@ -51,6 +51,7 @@ ray: Any = importlib.import_module("ray")  # which has no types
 
 logging.getLogger("ray.data").setLevel(logging.ERROR)
 
+choose = partial(rc.select, layers="all")
 SIZE = 200
 TURNS = int(os.environ.get("TURNS", "3"))
 make_model = partial(rc.models.mlp, 54, 7)
@@ -122,7 +123,7 @@ def by_workers(paths: list[Path], size: int) -> tuple[list[int], list[float]]:
 
 
 def select(dataset: Any, **options: Any) -> tuple[list[int], list[float]]:
-    return chosen(rc.select(make_model, dataset, size=SIZE, target="cover", cluster="auto", **options))
+    return chosen(choose(make_model, dataset, size=SIZE, target="cover", cluster="auto", **options))
 
 
 def identical() -> None:
@@ -136,8 +137,8 @@ def identical() -> None:
             for path, part in zip(files[rows], slices(table, rows), strict=True):
                 pyarrow.parquet.write_table(part, path)
             here[rows] = from_files(files[rows], SIZE)
-        some = chosen(rc.select(make_model, *data, SIZE))
-        everybody = chosen(rc.select(make_model, *data, SIZE, **ALL))
+        some = chosen(choose(make_model, *data, SIZE))
+        everybody = chosen(choose(make_model, *data, SIZE, **ALL))
         found = []
         for processors in (1, 2, 3, 8):
             with cluster_of(processors):
@@ -170,7 +171,7 @@ def workers_of(driver: int) -> list[int]:
 
 def kills() -> None:
     data = rows_of(400_000)
-    local = chosen(rc.select(make_model, *data, SIZE))
+    local = chosen(choose(make_model, *data, SIZE))
     with cluster_of(2):
         killed, done = [0], threading.Event()
         chance = random.Random(0)
@@ -186,7 +187,7 @@ def kills() -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         start = time.perf_counter()
-        there = chosen(rc.select(make_model, *data, SIZE, cluster="auto"))
+        there = chosen(choose(make_model, *data, SIZE, cluster="auto"))
         seconds = time.perf_counter() - start
         done.set()
         killer.join()
@@ -219,7 +220,7 @@ def bytes_to_the_driver() -> None:
             pyarrow.parquet.write_table(as_table(*data), path, row_group_size=50_000)
             blocks = ray.data.from_arrow(slices(as_table(*data), 8192))
             with counting() as memory:
-                rc.select(make_model, blocks, size=SIZE, target="cover", cluster="auto")
+                choose(make_model, blocks, size=SIZE, target="cover", cluster="auto")
             with counting() as file:
                 by_workers([path], SIZE)
             found.append([f"{n:,}", *(f"{total[0]:,}" for total in (memory, file))])
@@ -263,8 +264,8 @@ def times() -> None:
         by_workers([few], SIZE)  # workers import what they need
         seconds = in_turns(
             {
-                "here, memory": lambda: rc.select(make_model, *data, 1000),
-                "two workers, memory": lambda: rc.select(make_model, *data, 1000, cluster="auto"),
+                "here, memory": lambda: choose(make_model, *data, 1000),
+                "two workers, memory": lambda: choose(make_model, *data, 1000, cluster="auto"),
                 "here, file": lambda: from_files([path], 1000),
                 "two workers, file": lambda: by_workers([path], 1000),
             }

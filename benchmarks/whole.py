@@ -1,8 +1,9 @@
 """What it takes to choose from a whole data set: time beside plain passes, and memory beside the examples.
 
 `covertype`: 1000 of all 464,809 training rows, MLP. `fashion`: 1000 of 60,000 images, CNN. `every-layer`: the same with
-the gradients of all layers; the claim is at most 1.15 times S plain forward and backward passes, and 500 MB. Each in a process of its own, on one thread; seconds
-are those of the processor, and a plain pass is timed before and after, over all the examples, at the same batch size.
+the gradients of all layers; the claim is at most 1.15 times S plain forward and backward passes, and 500 MB. Each in a
+process of its own, on one thread; seconds are those of the processor, and a plain pass is timed before and after, over
+all the examples, at the same batch size.
 
 `python benchmarks/whole.py [covertype] [fashion] [every-layer]`; all by default.
 """

@@ -26,8 +26,8 @@ def main() -> None:
     for size in SIZES:
         found: tuple[list[float], ...] = ([], [], [])
         for seed in range(SEEDS):
-            before = rc.GradientMatching(narrow, size, seed=seed)
-            foreseen, rebuilt = (rc.GradientMatching(wide, size, seed=seed) for _ in range(2))
+            before = rc.GradientMatching(narrow, size, layers="all", seed=seed)
+            foreseen, rebuilt = (rc.GradientMatching(wide, size, layers="all", seed=seed) for _ in range(2))
             uniform = rc.Reservoir(size, seed=seed)
             for rows in old.split(400):
                 for memory in (before, foreseen, uniform):

@@ -74,11 +74,13 @@ def draw_matching(inputs: Tensor, targets: Tensor) -> Figure:
     everything, kept, curves = figure.subplots(1, 3)
     scatter(everything, inputs, targets, 9, 0.7)
     bare(everything, f"{len(targets)} examples of two classes")
-    coreset = rc.select(make_model, inputs, targets, 20)
+    coreset = rc.select(make_model, inputs, targets, 20, layers="all")
     scatter(kept, inputs, targets, 6, 0.12)
     scatter(kept, inputs[coreset.indices], targets[coreset.indices], 4 * coreset.weights)
     bare(kept, "20 of them, as large as their weight")
-    chosen = [[rc.select(make_model, inputs, targets, size, seed=seed) for seed in SEEDS] for size in SIZES]
+    chosen = [
+        [rc.select(make_model, inputs, targets, size, layers="all", seed=seed) for seed in SEEDS] for size in SIZES
+    ]
     drawn = [[random_choice(len(targets), size, seed) for seed in SEEDS] for size in SIZES]
     errors = [[[fresh_error(inputs, targets, c) for c in some] for some in both] for both in (drawn, chosen)]
     by_size(curves, {"random": ("#c8553d", errors[0]), "gradient matching": ("#0b6e4f", errors[1])})
@@ -91,7 +93,7 @@ def draw_weights(inputs: Tensor, targets: Tensor) -> Figure:
     n = len(targets)
     fitted, equal = [], []
     for size in SIZES:
-        some = [rc.select(make_model, inputs, targets, size, seed=seed) for seed in SEEDS]
+        some = [rc.select(make_model, inputs, targets, size, layers="all", seed=seed) for seed in SEEDS]
         fitted.append([fresh_error(inputs, targets, c) for c in some])
         equal.append([fresh_error(inputs, targets, equal_weights(c, n)) for c in some])
     by_size(
@@ -105,7 +107,9 @@ def draw_initialisations(inputs: Tensor, targets: Tensor) -> Figure:
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axes = figure.subplots()
     draws = (1, 2, 3, 5, 10, 20)
-    coresets = [[rc.select(make_model, inputs, targets, 20, inits=S, seed=seed) for seed in SEEDS] for S in draws]
+    coresets = [
+        [rc.select(make_model, inputs, targets, 20, layers="all", inits=S, seed=seed) for seed in SEEDS] for S in draws
+    ]
     fitted = [np.mean([c.error for c in some]) for some in coresets]
     fresh = [np.mean([fresh_error(inputs, targets, c) for c in some]) for some in coresets]
     axes.plot(draws, fresh, marker="o", color="#0b6e4f", label="at others")

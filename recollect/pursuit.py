@@ -309,10 +309,13 @@ class Problem:
 
     def rows(self, indices: Tensor) -> Tensor:
         dim = self.dictionary.dim
-        rows = lazy_zeros(len(indices), dim + (_PADDING if self.constant else 0), dtype=self.dtype, device=self.g.device)
+        rows = lazy_zeros(
+            len(indices), dim + (_PADDING if self.constant else 0), dtype=self.dtype, device=self.g.device
+        )
         # In memory a few at a time, so that they stay in the cache; elsewhere each call has its price.
         here = isinstance(self.dictionary, InMemory)
-        for out, some in zip(*(part.split(_BLOCK if here else len(part)) for part in (rows, indices)), strict=True):
+        pieces = (part.split(_BLOCK if here else len(part) or 1) for part in (rows, indices))
+        for out, some in zip(*pieces, strict=True):
             torch.mul(self.dictionary.rows(some), 1 / self.unit, out=out[:, :dim])
         if self.constant:
             rows[:, dim] = self.constant
