@@ -11,7 +11,7 @@ from torch import Tensor
 import recollect as rc
 from recollect.checks import check_count, check_seed
 from recollect.dictionary import Factored, InMemory, Joined, OnDisk, taken
-from recollect.pursuit import GrowingCholesky
+from recollect.pursuit import GrowingCholesky, Near, Pool, RidgeFit
 from tests.oracles import fit_from_scratch, pursue_from_scratch, pursue_least_squares_from_scratch
 
 
@@ -135,6 +135,27 @@ def test_picks_in_a_pool_are_those_of_exact_pursuit_on_the_pool(
         pooled = rc.pursue(G, 90, exact=False, **options)  # type: ignore[arg-type]
         assert pooled.indices.tolist() == exact.indices.tolist()
         assert torch.allclose(pooled.weights, exact.weights, atol=1e-8)
+
+
+@pytest.mark.parametrize("count", [None, 1500.0])
+def test_what_is_left_of_near_candidates_is_what_a_fit_from_scratch_leaves(
+    count: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose, differences = Near.pool, []
+
+    def watched(near: Near, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
+        pool = propose(near, fit, picks, anew=anew)
+        chosen, rows, lambda_ = fit.rows, near._rows, fit.problem.regularization
+        products = chosen @ rows.T
+        fitted = products * torch.linalg.solve(chosen @ chosen.T + lambda_ * torch.eye(len(chosen)), products)
+        truth = rows.square().sum(1) + lambda_ - fitted.sum(0)
+        differences.append(float((near._left - truth).abs().max()))
+        return pool
+
+    monkeypatch.setattr(Near, "pool", watched)
+    rc.pursue(random_rows(1500, 120) + 0.2, 90, count=count)
+    assert len(differences) > 30
+    assert max(differences) < 1e-9
 
 
 def test_candidates_in_clusters_are_matched_nearly_as_well_as_by_one_pick_per_scan() -> None:
