@@ -202,9 +202,13 @@ def _two_curves(results: Results, name: str, values: tuple[str, str], varied: st
 
 
 def _varied_axes(axes: Axes, label: str) -> None:
+    """Ticks at the values that were tried, as people write them."""
     axes.set_xscale("log")
     axes.set_xlabel(label)
     axes.grid(axis="y", alpha=0.25)
+    values = sorted({float(x) for line in axes.get_lines() for x in np.asarray(line.get_xdata())})
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
 
 
 def _by_option(results: Results, place: Place, memory: str, value_of: Any) -> dict[float, Cell]:
