@@ -63,7 +63,8 @@ def compare(path: Path, names: list[str]) -> None:
     for name in names:
         for seed in range(SEEDS):
             make_model, data, layers = problem(name, seed)
-            candidates = rc.GradientEmbedding(make_model, seed=seed, layers="auto").dictionary(*data)
+            as_default: dict[str, Any] = {"layers": "auto", "projection": "auto"}
+            candidates = rc.GradientEmbedding(make_model, seed=seed, **as_default).dictionary(*data)
             target, error = candidates.sum(), fresh_error(make_model, data, seed, layers)
             for size in SIZES:
                 before = older[f"{name} {size} {seed}"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from recollect.checks import check_count, check_number
-from recollect.dictionary import Dictionary, Part, taken, weighted_sum
+from recollect.dictionary import Dictionary, part, taken, weighted_sum
 from recollect.losses import IGNORED
 from recollect.pursuit import Coreset, pursue
 
@@ -65,8 +65,8 @@ class Tally:
         """The tally of both."""
         classes = torch.cat([self.classes, other.classes]).unique()
         counts = classes.new_zeros(len(classes), dtype=torch.promote_types(self.counts.dtype, other.counts.dtype))
-        for part in (self, other):
-            counts[torch.searchsorted(classes, part.classes)] += part.counts
+        for tally in (self, other):
+            counts[torch.searchsorted(classes, tally.classes)] += tally.counts
         return Tally(classes, counts)
 
     def places(self, labels: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def pursue_classes(
         if room:
             left = target - weighted_sum(candidates, indices, weights)
             still = max(0.0, count - float(weights.sum()))
-            rest = pursue(Part(candidates, others), room, target=left, count=still, **options)
+            rest = pursue(part(candidates, others), room, target=left, count=still, **options)
             indices, weights = torch.cat([indices, others[rest.indices]]), torch.cat([weights, rest.weights])
         missing, norm = target - weighted_sum(candidates, indices, weights), float(target.norm())
         chosen = Coreset(indices, weights, float(missing.norm()) / norm if norm else 0.0)

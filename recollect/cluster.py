@@ -24,12 +24,13 @@ import torch
 from torch import Tensor
 
 from recollect.batch import Batch
-from recollect.dictionary import SCAN_ROWS, Dictionary, add_up
+from recollect.dictionary import SCAN_ROWS, Dictionary, Factored, add_up
 from recollect.embedding import GradientEmbedding, Prepared
 from recollect.numerics import ExactSum
 from recollect.onepass import Arrivals, drawn, whole_classes
 from recollect.progress import progress_bar
 from recollect.randomness import uniform_keys
+from recollect.rows import Outer
 from recollect.sources import examples_of
 
 _ROWS_PER_TASK = 8192  # at least, so that a task takes longer than starting it
@@ -400,9 +401,10 @@ class Shard:
         """Of the examples."""
         return self._targets
 
-    def about(self) -> tuple[int, int, torch.dtype]:
-        """How many there are, how long, and of which type."""
-        return len(self._rows), self._rows.dim, self._rows.dtype
+    def about(self) -> tuple[int, int, torch.dtype, Outer | None]:
+        """How many there are, how long, of which type, and what the factors are like if they are kept as such."""
+        form = self._rows.form if isinstance(self._rows, Factored) else None
+        return len(self._rows), self._rows.dim, self._rows.dtype, form
 
     def add_up(self) -> ExactSum:
         """The sum of all rows."""
@@ -423,8 +425,9 @@ class Sharded:
         self._ray, self._shards = import_ray(), shards
         self._needed = needed  # to restart a shard: Ray lets go of what nobody holds
         about = self._ray.get([shard.about.remote() for shard in shards])
-        self._starts: list[int] = [sum(rows for rows, _, _ in about[:i]) for i in range(len(about) + 1)]
-        self.dim, self.dtype = about[0][1], about[0][2]
+        self._starts: list[int] = [sum(rows for rows, *_ in about[:i]) for i in range(len(about) + 1)]
+        _, self.dim, self.dtype, form = about[0]
+        self.form: Outer | None = form if all(other == form for *_, other in about) else None
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -438,12 +441,20 @@ class Sharded:
         return torch.cat(self._all("products", vectors))
 
     def rows(self, indices: Tensor) -> Tensor:
-        out = torch.empty(len(indices), self.dim, dtype=self.dtype)
+        return self._each("rows", indices, self.dim)
+
+    def packed(self, indices: Tensor) -> Tensor:
+        assert self.form is not None
+        return self._each("packed", indices, self.form.width)
+
+    def _each(self, question: str, indices: Tensor, width: int) -> Tensor:
+        """The answers of those who have these rows, in one matrix."""
+        out = torch.empty(len(indices), width, dtype=self.dtype)
         asked = []
         for shard, start, stop in zip(self._shards, self._starts, self._starts[1:], strict=False):
             inside = ((indices >= start) & (indices < stop)).nonzero()[:, 0]
             if len(inside):
-                asked.append((inside, shard.ask.remote("rows", indices[inside] - start)))
+                asked.append((inside, shard.ask.remote(question, indices[inside] - start)))
         for inside, answer in asked:
             out[inside] = self._ray.get(answer)
         return out

@@ -1,10 +1,10 @@
 """Where candidate embeddings live, and the few questions that pursuit asks of them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from recollect.files import replacing
 from recollect.numerics import ExactSum, row_norms, sum_rows
+from recollect.rows import Outer
 
 _FEW = 3  # columns that take no longer than one, as long as they come first in the product
 SCAN_ROWS = 1024
@@ -38,6 +39,21 @@ class Dictionary(Protocol):
 
     def norms(self) -> Tensor:
         """The norm of each row in float64."""
+
+
+@runtime_checkable
+class Packed(Dictionary, Protocol):
+    """Candidates that are kept as factors, which can be had as such."""
+
+    form: Outer
+
+    def packed(self, indices: Tensor) -> Tensor:
+        """The factors of some rows, in one matrix as `form` has them."""
+
+
+def factors_of(dictionary: Dictionary) -> Packed | None:
+    """The same, if its rows can be had as factors."""
+    return dictionary if isinstance(dictionary, Packed) and dictionary.form is not None else None
 
 
 class InMemory:
@@ -220,28 +236,34 @@ class Factored:
     """
 
     def __init__(self, deltas: Tensor, inputs: Tensor, *, bias: bool = False) -> None:
-        self._deltas, self._inputs, self._bias = deltas, inputs, bias
-        self._shape = (deltas.shape[2], inputs.shape[2])  # C, H
-        self.dim, self.dtype = len(deltas) * deltas.shape[2] * (inputs.shape[2] + bias), deltas.dtype
+        self._deltas, self._inputs = deltas, inputs
+        self.form = Outer(len(deltas), deltas.shape[2], inputs.shape[2], bias)
+        self.dim, self.dtype = self.form.dim, deltas.dtype
+
+    @classmethod
+    def unpacked(cls, rows: Tensor, form: Outer) -> "Factored":
+        """Of what `packed` gave."""
+        return cls(*form.factors(rows), bias=form.bias)
 
     def __len__(self) -> int:
         return self._deltas.shape[1]
 
     def products(self, vectors: Tensor) -> Tensor:
         V = vectors.to(self.dtype).reshape(len(self._deltas), -1, *vectors.shape[1:] or (1,))
-        C, H = self._shape
+        C, H = self.form.n_out, self.form.n_in
         scores = torch.zeros(len(self), V.shape[-1], dtype=self.dtype, device=self._deltas.device)
         for delta, h, v in zip(self._deltas, self._inputs, V, strict=True):
             for k in range(V.shape[-1]):
                 to_h = h @ v[: C * H, k].reshape(C, H).T
-                scores[:, k] += ((to_h + v[C * H :, k] if self._bias else to_h) * delta).sum(1)
+                scores[:, k] += ((to_h + v[C * H :, k] if self.form.bias else to_h) * delta).sum(1)
         return scores.reshape(len(self), *vectors.shape[1:])
 
     def rows(self, indices: Tensor) -> Tensor:
-        deltas = self._deltas[:, indices]
-        products = (deltas[..., None] * self._inputs[:, indices, None, :]).flatten(2)  # (S, k, C * H)
-        rows = torch.cat([products, deltas], 2) if self._bias else products
-        return rows.transpose(0, 1).reshape(len(indices), self.dim)
+        return self.form.formed(self.packed(indices))
+
+    def packed(self, indices: Tensor) -> Tensor:
+        """The factors of some rows, in one matrix as `form` has them."""
+        return self.form.pack(self._deltas[:, indices], self._inputs[:, indices])
 
     def sum(self) -> Tensor:
         return add_up(self).value()[0].to(self._deltas.device)
@@ -249,10 +271,10 @@ class Factored:
     def block_sums(self) -> Iterator[Tensor]:
         for deltas, inputs in zip(self._deltas.split(SCAN_ROWS, 1), self._inputs.split(SCAN_ROWS, 1), strict=True):
             sums = (deltas.double().mT @ inputs.double()).flatten(1)
-            yield (torch.cat([sums, deltas.double().sum(1)], 1) if self._bias else sums).flatten()
+            yield (torch.cat([sums, deltas.double().sum(1)], 1) if self.form.bias else sums).flatten()
 
     def norms(self) -> Tensor:
-        lengths = self._inputs.double().square().sum(2) + self._bias
+        lengths = self._inputs.double().square().sum(2) + self.form.bias
         return (self._deltas.double().square().sum(2) * lengths).sum(0).sqrt()
 
 
@@ -333,6 +355,8 @@ def weighted_sum(dictionary: Dictionary, rows: Tensor, weights: Tensor) -> Tenso
         tensor([5.0000, 0.0000, 0.5000], dtype=torch.float64)
     """
     total = torch.zeros(dictionary.dim, dtype=torch.float64, device=weights.device)
+    if isinstance(dictionary, Factored):
+        return total + dictionary.form.combined(weights, dictionary.packed(rows))
     for some, w in zip(rows.split(SCAN_ROWS), weights.double().split(SCAN_ROWS), strict=True):
         total += sum_rows(dictionary.rows(some).double() * w[:, None])
     return total
@@ -341,8 +365,44 @@ def weighted_sum(dictionary: Dictionary, rows: Tensor, weights: Tensor) -> Tenso
 def taken(dictionary: Dictionary, rows: Tensor) -> Dictionary:
     """Some of the candidates, in the form that they have."""
     if isinstance(dictionary, Factored):
-        return Factored(dictionary._deltas[:, rows], dictionary._inputs[:, rows], bias=dictionary._bias)
+        return Factored(dictionary._deltas[:, rows], dictionary._inputs[:, rows], bias=dictionary.form.bias)
     return InMemory(dictionary.rows(rows))
+
+
+def part(dictionary: Dictionary, rows: Tensor) -> Dictionary:
+    """Some of the candidates for one pursuit: without a copy, unless they are short."""
+    return taken(dictionary, rows) if isinstance(dictionary, Factored) else Part(dictionary, rows)
+
+
+def joined(first: Dictionary, second: Dictionary) -> Dictionary:
+    """Both as one, in the form that they have."""
+    if isinstance(first, Factored) and isinstance(second, Factored) and first.form == second.form:
+        deltas, inputs = torch.cat([first._deltas, second._deltas], 1), torch.cat([first._inputs, second._inputs], 1)
+        return Factored(deltas, inputs, bias=first.form.bias)
+    return Joined(first, second)
+
+
+def to_remember(dictionary: Dictionary) -> dict[str, Tensor]:
+    """Some rows as tensors to be saved, factors as such: what `remembered` makes them of again."""
+    everything = torch.arange(len(dictionary))
+    if isinstance(dictionary, Factored):
+        return {"embeddings": dictionary.packed(everything), "factors": torch.tensor(dictionary.form[:4])}
+    return {"embeddings": dictionary.rows(everything)}
+
+
+def remembered(state: Mapping[str, Tensor], device: torch.device) -> Dictionary:
+    """What `to_remember` gave.
+
+    Example:
+        >>> rows = Factored(torch.ones(2, 3, 4), torch.ones(2, 3, 5), bias=True)
+        >>> torch.equal(remembered(to_remember(rows), torch.device("cpu")).sum(), rows.sum())
+        True
+    """
+    rows = state["embeddings"].to(device)
+    if "factors" not in state:
+        return InMemory(rows)
+    inits, n_out, n_in, bias = state["factors"].tolist()
+    return Factored.unpacked(rows, Outer(inits, n_out, n_in, bool(bias)))
 
 
 def _write_header(file: BinaryIO, n: int, dim: int, dtype: np.dtype[np.generic]) -> None:

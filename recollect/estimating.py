@@ -119,7 +119,7 @@ def estimate(
     parts["choosing"] = unit * _choosing(k, found.dim, size, chosen["rule"], chosen["exact"])
 
     itemsize = torch.empty(0, dtype=found.dtype).element_size()
-    per_row = sum(found._shape[:1]) * sum(found._shape[1:]) if isinstance(found, Factored) else found.dim
+    per_row = found.packed(torch.arange(1)).shape[1] if isinstance(found, Factored) else found.dim
     weights = sum(p.nbytes for p in embedding._model(0).parameters())
     draws = embedding.inits if prepared.draws is not None else 1
     raw = sum(value[:1].nbytes for value in named_tensors(examples.inputs).values())

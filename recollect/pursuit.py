@@ -20,13 +20,17 @@ picks than a part of what is chosen, which for least squares has to be the small
 columns of W that belong to the picks are the next rows of L.
 
 Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score. Inside a pool
-A_kk is there. To have it for all candidates takes their products with each new row of V = L^-1 G_I: as much work as
-everything else together, and more. Their plain norms are not good enough to propose a pool: the error is 1.1 to
+A_kk is there. To have it for all candidates takes their products with each chosen row, and of these the rows of W: as
+much work as everything else together, and more. Their plain norms are not good enough to propose a pool: the error is 1.1 to
 1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon. So there
 are two levels (`Near`): a scan of all candidates finds several hundred that score high by their norms, for these A_kk
 is known and kept up to date, and pools are proposed out of them until a sixth more rows are chosen, or none of them
 scores as high by its norm as those that were left out did. At half the time, the error is that of knowing A_kk for all
 within 3 %.
+
+Rows as factors. A last-layer gradient is the outer product of two short vectors, and everything above asks of rows for
+nothing but their products with each other and with vectors. So they are never formed (`rows.Outer`): products of rows
+cost C + H multiplications per initialisation instead of C * H, and only g, r and the sum of the chosen are vectors.
 
 Where most candidates stay, all are fitted and the least useful dropped (`elimination.py`): less work than picking
 nearly all of them one by one, at an error that is 1 to 4 % lower (150 of 200, 750 of 1000).
@@ -51,6 +55,7 @@ import math
 import sys
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
 import numpy as np
@@ -59,10 +64,11 @@ from torch import Tensor
 
 from recollect.arrays import as_tensor
 from recollect.checks import check_number, check_size
-from recollect.dictionary import Dictionary, InMemory, Mapped
+from recollect.dictionary import Dictionary, InMemory, Mapped, factors_of
 from recollect.elimination import eliminate
-from recollect.numerics import gram, lazy_zeros, power_of_two, sum_rows
+from recollect.numerics import lazy_zeros, power_of_two, sum_rows
 from recollect.progress import Bar, progress_bar
+from recollect.rows import Form, Outer, Plain
 
 Center: TypeAlias = Literal["uniform", "zero"]
 Rule: TypeAlias = Literal["least-squares", "inner-product"]
@@ -77,6 +83,7 @@ CHOSEN_PER_LOOK = 6  # least squares looks at all candidates again once so many 
 PICKS_PER_LOOK = (8, 128)  # at least and at most
 NEAR_PER_PICK = 6  # rows that are kept near for each pick until then
 NEAR_AT_LEAST = 512
+NEAR_FACTORS_AT_LEAST = 1024  # whose products take a fraction of the time
 MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
 DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
 HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
@@ -251,9 +258,9 @@ def _drop_to_size(problem: "Problem", apart: Tensor, nonnegative: bool) -> "Ridg
     """The fit of what is left once the least useful rows have been dropped."""
     candidates = _without(len(problem.dictionary), apart).nonzero()[:, 0]
     rows, goal = problem.rows(candidates), problem.goal()
-    b = torch.cat([block.double() @ goal for block in rows.split(_BLOCK)])
+    b = problem.form.along(rows, goal)
     size, uniform = min(problem.size, len(rows)), problem.center == "uniform"
-    K = gram(rows)
+    K = problem.form.gram(rows)
     left, gamma = eliminate(K, b, size, problem.regularization, uniform=uniform, nonnegative=nonnegative)
     # Should a weight still be negative, what replaces the row is found without looking at what is left of all rows.
     fit = RidgeFit(replace(problem, rule="inner-product"), _without(len(problem.dictionary), apart))
@@ -307,7 +314,24 @@ class Problem:
         goal[self.dictionary.dim] = self.constant * self.count
         return goal
 
+    @cached_property
+    def form(self) -> Form:
+        """In which form rows are computed with."""
+        if (kept := factors_of(self.dictionary)) is not None:
+            return kept.form._replace(constant=self.constant, padding=_PADDING if self.constant else 0)
+        return Plain()
+
+    @property
+    def width(self) -> int:
+        """Of rows in that form."""
+        form = self.form
+        return form.width if isinstance(form, Outer) else len(self.goal())
+
     def rows(self, indices: Tensor) -> Tensor:
+        if (kept := factors_of(self.dictionary)) is not None:
+            factors = kept.packed(indices).to(self.dtype)
+            kept.form.factors(factors)[0].mul_(1 / self.unit)
+            return factors
         dim = self.dictionary.dim
         rows = lazy_zeros(
             len(indices), dim + (_PADDING if self.constant else 0), dtype=self.dtype, device=self.g.device
@@ -351,18 +375,17 @@ class RidgeFit:
     Attributes:
         residual: what is left to match, r = g - gamma G_I, from scratch and in float64.
         open: which candidates are neither chosen nor passed over.
-        rows: the chosen ones.
-        directions: V = L^-1 G_I, for least squares: the products of a row with them are its entries of W.
+        rows: the chosen ones, in the problem's form.
+        factor: L.
     """
 
     def __init__(self, problem: Problem, open_: Tensor) -> None:
         self.problem, self.open = problem, open_.clone()
-        self._dictionary, self._g, self._dtype = problem.dictionary, problem.goal(), problem.dtype
+        self._form, self._g, self._dtype = problem.form, problem.goal(), problem.dtype
         self._lambda, self._center = problem.regularization, problem.center
         self.residual = self._g
         self._indices: list[int] = []
-        self._rows = GrowingRows(problem.size, self._g.new_empty(0, len(self._g), dtype=self._dtype))
-        self._directions = GrowingRows(problem.size, self._rows.all)
+        self._rows = GrowingRows(problem.size, self._g.new_empty(0, problem.width, dtype=self._dtype))
         self._sum = torch.zeros_like(self._g)  # of the chosen rows
         self._gamma = self._g.new_empty(0)
         self.factor = GrowingCholesky(self._dtype, self._g.device)
@@ -375,10 +398,6 @@ class RidgeFit:
     @property
     def rows(self) -> Tensor:
         return self._rows.all
-
-    @property
-    def directions(self) -> Tensor:
-        return self._directions.all
 
     def _uniform(self, total: Tensor) -> float:
         """The best uniform weight u for rows with this sum: <sum, g> / |sum|^2."""
@@ -405,12 +424,13 @@ class RidgeFit:
         Returns the picks, and those that depend on them and on what was chosen before.
         """
         R, W, c = pool.rows, pool.W, pool.c
-        gram = R @ R.T
+        assert W is not None
+        gram = self._form.products(R, R)
         A = (gram - W.T @ W).double()
         gram = gram.double()
         A.diagonal().add_(self._lambda)
         least = _DEPENDENT * gram.diagonal()
-        b, to_chosen = (R @ torch.stack([self._g, self._sum], 1).to(R.dtype)).double().unbind(1)
+        b, to_chosen = (self._form.along(R, v.to(R.dtype)).double() for v in (self._g, self._sum))
         sum_b, square = float(self._sum @ self._g), float(self._sum @ self._sum)
         q = (W.T @ self.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
         p = c + self._lambda * self._uniform(self._sum) * q
@@ -446,15 +466,15 @@ class RidgeFit:
         self.open[torch.tensor(indices, device=self.open.device)] = False
         self._indices, self._gamma = indices, gamma
         self._rows.extend(rows)
-        self._sum = sum_rows(rows)
+        self._sum = self._form.sum(rows)
         A = K.clone()
         A.diagonal().add_(self._lambda)
         self.factor.extend(rows.new_empty(0, len(rows)), torch.linalg.cholesky(A))
 
     def _append(self, indices: list[int], rows: Tensor) -> None:
         """Extend the fit by a block of rows (App. A.3)."""
-        W = self.factor.solve(self.rows @ rows.T)
-        C = (rows @ rows.T).double()
+        W = self.factor.solve(self._form.products(self.rows, rows))
+        C = self._form.products(rows, rows).double()
         A = C - (W.T @ W).double()
         A.diagonal().add_(self._lambda)
         L, independent = _cholesky_of_independent(A, _DEPENDENT * C.diagonal())
@@ -463,25 +483,16 @@ class RidgeFit:
         if len(independent) < len(indices):
             indices = [indices[int(i)] for i in independent]
             rows, W = rows[independent], W[:, independent]
-        if self.problem.rule == "least-squares":
-            V = torch.linalg.solve_triangular(L, (rows - W.T @ self.directions).double(), upper=False)
-            self._directions.extend(V)
+        self._proposals.follow(rows, W, L)
         self._rows.extend(rows)
-        self._sum += sum_rows(rows)
+        self._sum += self._form.sum(rows)
         self.factor.extend(W, L)
         self._indices += indices
         self._gamma = torch.cat([self._gamma, self._gamma.new_zeros(len(indices))])
-        s = (self.rows @ self.residual.to(self._dtype)).double()
+        s = self._form.along(self.rows, self.residual.to(self._dtype)).double()
         s += self._lambda * (self._uniform(self._sum) - self._gamma)
         self._gamma += self.factor.solve_transposed(self.factor.solve(s[:, None]))[:, 0]
-        self.residual = self._residual(self._gamma)
-
-    def _residual(self, gamma: Tensor, chosen: Tensor | None = None) -> Tensor:
-        r = self._g.clone()
-        chosen = self.rows if chosen is None else chosen
-        for part, rows in zip(gamma.split(_BLOCK), chosen.split(_BLOCK), strict=True):
-            r -= part @ rows.double()
-        return r
+        self.residual = self._g - self._form.combined(self._gamma, self.rows)
 
     @property
     def indices(self) -> Tensor:
@@ -490,7 +501,7 @@ class RidgeFit:
 
     def residual_of(self, gamma: Tensor) -> Tensor:
         """What these weights leave of the target, without the entry for the count."""
-        return self._residual(gamma)[: self._dictionary.dim]
+        return (self._g - self._form.combined(gamma, self.rows))[: self.problem.dictionary.dim]
 
     def without(self, dropped: Tensor) -> "RidgeFit":
         """The fit of the other rows alone; those dropped stay closed."""
@@ -505,8 +516,8 @@ class RidgeFit:
         last = math.inf
         chosen = self.rows.double() if self.rows.numel() <= _FEW else self.rows  # once, if that is little
         for _ in range(_STEPS):
-            r = self._residual(gamma, chosen)
-            s = torch.cat([rows.double() @ r for rows in chosen.split(_BLOCK)]) + self._lambda * (u - gamma)
+            r = self._g - self._form.combined(gamma, chosen)
+            s = self._form.along(chosen, r) + self._lambda * (u - gamma)
             step = self.factor.solve_transposed(self.factor.solve(s[:, None]))[:, 0]
             length = float(step.norm())
             if not length < last / 2:
@@ -524,14 +535,14 @@ class Pool:
     Attributes:
         indices: which they are, ascending.
         rows: they themselves.
-        W: L^-1 G_I rows^T.
+        W: L^-1 G_I rows^T; None if there is one of them, for which nobody asks.
         c: their inner products with the residual.
         outside: the best score that those outside have, at most.
     """
 
     indices: Tensor
     rows: Tensor
-    W: Tensor
+    W: Tensor | None
     c: Tensor
     outside: float
 
@@ -542,6 +553,7 @@ class Scan:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._left = problem.squares() if problem.rule == "least-squares" else None
+        self._directions: GrowingRows | None = None  # V = L^-1 G_I: a row's products with them are its entries of W
         self._seen = 0  # directions that `left` knows of
 
     def pool(self, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
@@ -550,7 +562,9 @@ class Scan:
         if self._left is None:
             scores = c = problem.products(fit.residual)
         else:  # what is left of the candidates, and the scan, in one go
-            V = fit.directions[self._seen :].double()
+            V = fit.residual.new_empty(0, len(fit.residual))
+            if self._directions is not None:
+                V = self._directions.all[self._seen :].double()
             products = problem.products(torch.cat([V, fit.residual[None]]).T)
             self._left -= products[:, :-1].square().sum(1)
             self._seen += len(V)
@@ -561,9 +575,19 @@ class Scan:
         some = min(1 if one else _pool_size(picks), int(fit.open.sum()))
         indices = scores.topk(some).indices.sort().values
         rows = problem.rows(indices)
-        exact_c = rows.double() @ fit.residual if picks == 1 else c[indices]  # in float64: the scan only proposes
-        W = rows.new_empty(0, 1) if one else fit.factor.solve(fit.rows @ rows.T)
+        exact_c = problem.form.along(rows, fit.residual) if picks == 1 else c[indices]  # the scan only proposes
+        W = None if one else fit.factor.solve(problem.form.products(fit.rows, rows))
         return Pool(indices, rows, W, exact_c, float(scores[indices].min()))
+
+    def follow(self, rows: Tensor, W: Tensor, L: Tensor) -> None:
+        """The fit grows by these rows, and its factor by [W^T, L]."""
+        if self._left is None:
+            return
+        formed = self._problem.form.formed(rows)
+        if self._directions is None:
+            self._directions = GrowingRows(self._problem.size, formed[:0])
+        V = torch.linalg.solve_triangular(L, (formed - W.T @ self._directions.all).double(), upper=False)
+        self._directions.extend(V)
 
 
 class Near:
@@ -575,6 +599,8 @@ class Near:
     def __init__(self, problem: Problem) -> None:
         self._problem, self._squares = problem, problem.squares()
         self._until = 0  # so many are chosen, then it is time to look again
+        self._W: GrowingRows | None = None  # of the near ones, which are known from the first look on
+        self._left = self._squares[:0]
 
     def pool(self, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
         """The near candidates with the best scores."""
@@ -588,8 +614,18 @@ class Near:
         scores = self._problem.scores(c, self._left, self._indices).masked_fill_(~is_open, -torch.inf)
         best = scores.topk(min(wanted, int(is_open.sum()))).indices.sort().values
         rows = self._rows[best]
-        exact_c = rows.double() @ fit.residual if picks == 1 else c[best]
+        assert self._W is not None
+        exact_c = self._problem.form.along(rows, fit.residual) if picks == 1 else c[best]
         return Pool(self._indices[best], rows, self._W.all[:, best], exact_c, float(scores[best].min()))
+
+    def follow(self, rows: Tensor, W: Tensor, L: Tensor) -> None:
+        """The fit grows by these rows, and its factor by [W^T, L]."""
+        if self._W is None:
+            return
+        products = self._problem.form.products(rows, self._rows).addmm_(W.T, self._W.all, alpha=-1)
+        new = torch.linalg.solve_triangular(L, products.double(), upper=False)
+        self._W.extend(new)
+        self._left = self._left - new.square().sum(0)
 
     def _look(self, fit: RidgeFit) -> None:
         """Find out which of all candidates are near now."""
@@ -597,21 +633,19 @@ class Near:
         scores.masked_fill_(~fit.open, -torch.inf)
         least, most = PICKS_PER_LOOK
         picks = min(max(len(fit) // CHOSEN_PER_LOOK, least), most)
-        some, n_open = max(NEAR_PER_PICK * picks, NEAR_AT_LEAST), int(fit.open.sum())
+        at_least = NEAR_FACTORS_AT_LEAST if isinstance(self._problem.form, Outer) else NEAR_AT_LEAST
+        some, n_open = max(NEAR_PER_PICK * picks, at_least), int(fit.open.sum())
         self._until = len(fit) + picks
         self._indices = scores.topk(min(some, n_open)).indices.sort().values
         self._outside = float(scores[self._indices].min()) if some < n_open else -math.inf
         self._rows = self._problem.rows(self._indices)
-        self._left = self._squares[self._indices]
-        self._W = GrowingRows(self._problem.size, self._rows.new_empty(0, len(self._indices)))
+        W = fit.factor.solve(self._problem.form.products(fit.rows, self._rows))
+        self._left = self._squares[self._indices] - W.double().square().sum(0)
+        self._W = GrowingRows(self._problem.size, W)
 
     def _products(self, fit: RidgeFit) -> Tensor:
-        """The products of the near rows with the residual; W and what is left of them follow the fit."""
-        V = fit.directions[len(self._W.all) :]
-        products = torch.cat([V, fit.residual[None].to(V.dtype)]) @ self._rows.T
-        self._W.extend(products[:-1])
-        self._left = self._left - products[:-1].double().square().sum(0)
-        return products[-1].double()
+        """The products of the near rows with the residual."""
+        return self._problem.form.along(self._rows, fit.residual.to(self._rows.dtype)).double()
 
     def _outdone(self, fit: RidgeFit, c: Tensor) -> bool:
         """Whether all of them score less, by their norms, than those outside did."""

@@ -72,7 +72,7 @@ def select(
     inits: int = 10,
     dim: int = 1000,
     layers: str | Sequence[str] = "auto",
-    projection: ProjectionName | None = "kronecker",
+    projection: ProjectionName | None = "auto",
     init: Init = "default",
     init_scale: float = 1.0,
     calibrate: bool = True,
@@ -112,7 +112,8 @@ def select(
         dim: d, numbers per initialisation that a gradient is projected to.
         layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
             last one where targets are class numbers and the model ends in a linear layer, otherwise all.
-        projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
+        projection: "auto" (None for a last layer whose two factors are no longer than `dim`, otherwise "kronecker"),
+            "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
         init_scale: multiplies what was drawn.
         calibrate: give fresh BatchNorm layers the statistics of the first examples.

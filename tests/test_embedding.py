@@ -524,7 +524,7 @@ SHARED = nn.Linear(6, 3)
         (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], loss="hinge"), "loss must be one of 'cross_entropy'"),
         (lambda: rc.GradientEmbedding(lambda: nn.Linear(6, 2)), "class numbers from 0 to 1, as the model has 2"),
         (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], inits=0), "inits must be a whole number of at least 1"),
-        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], projection="dense"), "projection must be 'sparse'"),  # type: ignore[arg-type]
+        (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], projection="dense"), "projection must be 'auto'"),  # type: ignore[arg-type]
         (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], init="xavier"), "init must be one of 'default'"),
         (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], init_scale=0.0), "init_scale must be a positive"),
         (lambda: rc.GradientEmbedding(NETWORKS["mlp"][0], seed=-1), "seed must be a whole number of at least 0"),

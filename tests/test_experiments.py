@@ -227,13 +227,13 @@ def test_runs_one_by_one_share_what_is_trained_before_anything_is_remembered(mon
 
 def test_embeddings_are_computed_once_per_batch_and_group(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
-    embed = rc.GradientEmbedding.embed
+    dictionary = rc.GradientEmbedding.dictionary
 
     def counting(self: rc.GradientEmbedding, *arguments: object, **options: object) -> object:
         counts.append(1)
-        return embed(self, *arguments, **options)
+        return dictionary(self, *arguments, **options)
 
-    monkeypatch.setattr(rc.GradientEmbedding, "embed", counting)
+    monkeypatch.setattr(rc.GradientEmbedding, "dictionary", counting)
     sizes = [Experiment("gdumb", "digits", "recollect", size, epochs=1, rows=200) for size in (10, 20, 30)]
     others = [replace(sizes[0], options=(("regularization", value),)) for value in (0.1, 1.0)]
     (group,) = grouped([*sizes, *others])

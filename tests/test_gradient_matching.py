@@ -1,6 +1,7 @@
 import inspect
 import math
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import recollect as rc
+from recollect.dictionary import Dictionary, remembered
 from recollect.selection import shortlisted
 from tests.networks import NETWORKS
 
@@ -24,11 +26,11 @@ def examples(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_the_target_is_the_sum_of_exactly_the_embeddings_computed() -> None:
     inputs, targets = examples(90)
     memory = rc.GradientMatching(make_model, 10, inits=3, dim=50)
-    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=3, dim=50)
-    total = torch.zeros(150, dtype=torch.float64)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=3, dim=50)
+    total = torch.zeros(153, dtype=torch.float64)  # 3 x 16 weights and 3 biases at each of 3 draws
     for i in range(0, 90, 30):
         memory.update(inputs[i : i + 30], targets[i : i + 30])
-        total += embedding.embed(inputs[i : i + 30], targets[i : i + 30]).double().sum(0)
+        total += embedding.dictionary(inputs[i : i + 30], targets[i : i + 30]).sum()
         assert float((memory.target - total).norm() / total.norm()) < 1e-12
 
 
@@ -106,7 +108,8 @@ def test_embeddings_are_kept_of_the_examples_that_are(shortlist: float | None) -
     batch, prepared = memory.batch, memory._prepared
     assert memory.embedding is not None
     again = memory.embedding.embed(batch.inputs, batch.targets, prepared=prepared)
-    assert torch.allclose(memory._state["embeddings"], again, atol=1e-5)
+    kept = remembered(memory._state, torch.device("cpu")).rows(torch.arange(10))
+    assert torch.allclose(kept, again, atol=1e-5)
     everything = memory.embedding.embed(*examples(180), prepared=prepared).double().sum(0)
     assert (
         float((memory.target - everything).norm() / everything.norm()) < 1e-5
@@ -209,7 +212,7 @@ def test_all_options_are_visible_with_the_defaults_of_what_they_are_passed_to(fu
     for passed_to in (rc.GradientEmbedding, rc.pursue):
         for name, parameter in inspect.signature(passed_to).parameters.items():
             if parameter.kind is parameter.KEYWORD_ONLY and name not in ("target", "count"):
-                assert shown[name].default == parameter.default or name in ("hold_count", "layers"), name
+                assert shown[name].default == parameter.default or name in ("hold_count", "layers", "projection"), name
                 assert f"        {name}: " in (function.__doc__ or "")
 
 
@@ -243,18 +246,18 @@ def one_by_one(memory: rc.GradientMatching, n: int, first: int = 0) -> None:
 
 def test_examples_that_come_one_by_one_are_held_at_once_and_chosen_from_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     choices, embedded = [], []
-    pursue, embed = rc.pursue, rc.GradientEmbedding.embed
+    pursue, embed = rc.pursue, rc.GradientEmbedding.dictionary
 
     def counting(candidates: Any, size: int, **options: Any) -> rc.Coreset:
         choices.append(len(candidates))
         return pursue(candidates, size, **options)
 
-    def counting_rows(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: Any) -> Tensor:
+    def counting_rows(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: Any) -> Dictionary:
         embedded.append(len(targets))
         return embed(self, inputs, targets, **options)
 
     monkeypatch.setattr("recollect.memories.gradient_matching.pursue", counting)
-    monkeypatch.setattr(rc.GradientEmbedding, "embed", counting_rows)
+    monkeypatch.setattr(rc.GradientEmbedding, "dictionary", counting_rows)
     memory = rc.GradientMatching(make_model, 24, inits=2, dim=50)
     inputs, targets = examples(120, seed=7)
     for i in range(120):
@@ -277,9 +280,45 @@ def test_examples_that_come_one_by_one_are_held_at_once_and_chosen_from_seldom(m
     assert float(long.batch.weights.sum()) == pytest.approx(1000, rel=0.1)
 
 
+def test_what_is_kept_of_a_last_layer_is_its_factors(tmp_path: Path) -> None:
+    """Short, saved as such, and matched as the gradients themselves would be."""
+    inputs, targets = examples(400, seed=3)
+    options: dict[str, Any] = {"inits": 4, "seed": 1}
+    memory = rc.GradientMatching(make_model, 20, **options)
+    formed = rc.GradientMatching(make_model, 20, layers=["3"], projection=None, **options)
+    for m in (memory, formed):
+        m.update(inputs[:200], targets[:200])
+    assert memory._state["embeddings"].shape == (20, 4 * (16 + 3))
+    memory.save(tmp_path)
+    resumed = rc.load_memory(tmp_path, make_model)
+    resumed.update(inputs[200:], targets[200:])
+    for m in (memory, formed):
+        m.update(inputs[200:], targets[200:])
+    assert torch.equal(memory.batch.ids, resumed.batch.ids)
+    assert torch.equal(memory.batch.weights, resumed.batch.weights)
+    assert torch.allclose(memory.target, formed.target)
+    assert memory.error == pytest.approx(formed.error, rel=1e-4)
+    assert torch.equal(memory.batch.ids, formed.batch.ids)
+
+
+def test_a_memory_saved_with_formed_rows_goes_on_beside_factors() -> None:
+    """As one does that was saved before rows were kept as factors."""
+    inputs, targets = examples(400, seed=3)
+    memory = rc.GradientMatching(make_model, 20, inits=4)
+    memory.update(inputs[:200], targets[:200])
+    before = copy(memory)
+    rows = remembered(memory._state, torch.device("cpu"))
+    before._state = {**memory._state, "embeddings": rows.rows(torch.arange(20))}
+    del before._state["factors"]
+    for m in (memory, before):
+        m.update(inputs[200:], targets[200:])
+    assert torch.equal(memory.batch.ids, before.batch.ids)
+    assert torch.allclose(memory.batch.weights, before.batch.weights, rtol=1e-3)
+
+
 def test_the_target_counts_those_that_wait() -> None:
     memory = rc.GradientMatching(make_model, 24, inits=2, dim=50)
-    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=2, dim=50)
     inputs, targets = examples(40, seed=7)
     rows = embedding.embed(inputs, targets).double()
     for i in range(40):
@@ -295,7 +334,7 @@ def test_the_target_counts_those_that_wait() -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_those_that_stay_for_others_until_the_next_choice_add_up(weights: Tensor | None, size: int) -> None:
     memory = rc.GradientMatching(make_model, 30, inits=2, dim=50)
-    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=2, dim=50)
     inputs, targets = examples(400, seed=7)
     rows = embedding.embed(inputs, targets).double()
     counts = torch.ones(400) if weights is None else weights
@@ -351,7 +390,7 @@ def test_a_memory_that_was_saved_while_examples_wait_ends_bit_identical(tmp_path
 
 
 def test_a_large_update_settles_those_that_wait() -> None:
-    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=2, dim=50)
     inputs, targets = examples(90, seed=7)
     memories = [rc.GradientMatching(embedding, 24) for _ in range(2)]
     for i, size in ((0, 3), (3, 3), (6, 84)):
@@ -470,7 +509,7 @@ def test_with_all_candidates_weights_match_as_well_as_copies() -> None:
 
 
 def test_weights_go_with_candidates_that_are_given() -> None:
-    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=2, dim=50)
     given, alone = (rc.GradientMatching(embedding, 12) for _ in range(2))
     inputs, targets = examples(64)
     weights = torch.arange(64) % 4  # some of which stand for nothing
@@ -490,7 +529,7 @@ def test_weights_go_with_candidates_that_are_given() -> None:
 
 
 def test_merging_counts_the_weights_of_those_that_wait() -> None:
-    embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=2, dim=50)
     inputs, targets = examples(36)
     weights = 1.0 + torch.arange(36) % 4
     first, second = (rc.GradientMatching(embedding, 12) for _ in range(2))
@@ -518,7 +557,9 @@ def test_forgotten_weights_leave_the_target(options: dict[str, Any]) -> None:
     memory = rc.GradientMatching(make_model, 12, inits=2, dim=50, **options)
     memory.update(inputs, targets, weights=weights)
     rows = (
-        rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50).embed(inputs, targets).double()
+        rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=2, dim=50)
+        .embed(inputs, targets)
+        .double()
         * weights[:, None]
     )
     if options:
@@ -546,7 +587,11 @@ def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
     inputs, targets = examples(60)
     memory = rc.GradientMatching(make_model, 12, inits=2, dim=50, **options)
     memory.update(inputs, targets)
-    rows = rc.GradientEmbedding(make_model, layers="auto", inits=2, dim=50).embed(inputs, targets).double()
+    rows = (
+        rc.GradientEmbedding(make_model, layers="auto", projection="auto", inits=2, dim=50)
+        .embed(inputs, targets)
+        .double()
+    )
     if options:
         rows *= torch.tensor([2.0, 1.0, 1.0])[targets][:, None]
     held = memory.batch.ids[:3].tolist()

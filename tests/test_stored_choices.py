@@ -15,7 +15,14 @@ import recollect as rc
 
 PATH = Path(__file__).with_name("stored_choices.json")
 PAPER = {**rc.PAPER, "inits": 4}
-OLD = {"inits": 4, "layers": "all", "rule": "inner-product", "shortlist": None, "hold_count": False}
+OLD = {
+    "inits": 4,
+    "layers": "all",
+    "projection": "kronecker",
+    "rule": "inner-product",
+    "shortlist": None,
+    "hold_count": False,
+}
 OLD_LOCAL = {"rule": "inner-product", "hold_count": False}
 """What were the defaults when these choices were stored."""
 

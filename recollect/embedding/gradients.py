@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ from recollect.numerics import ExactSum, lazy_zeros
 from recollect.progress import progress_bar
 from recollect.randomness import derive_seed, generator
 
-ProjectionName: TypeAlias = Literal["sparse", "kronecker"]
+ProjectionName: TypeAlias = Literal["auto", "kronecker", "sparse"]
 
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**27
@@ -111,7 +111,8 @@ class GradientEmbedding:
             modules, or "auto": the last one where targets are class numbers and the model ends in a linear layer,
             otherwise all.
         projection: "kronecker" (a projection of each layer's two factors, which never forms a gradient),
-            "sparse" (random signs, App. A.1), or None for the gradients themselves.
+            "sparse" (random signs, App. A.1), None for the gradients themselves, or "auto": None where each is the
+            outer product of two factors of no more than `dim` numbers together, otherwise "kronecker".
         init: "default" (as make_model leaves it), "kaiming_uniform", "kaiming_normal", or a function
             that redraws the parameters of the model it is given.
         init_scale: multiplies what was drawn.
@@ -153,8 +154,8 @@ class GradientEmbedding:
             raise ValueError(f"make_model must be a function that returns a new model, got {type(make_model).__name__}")
         if isinstance(make_model, nn.Module):
             raise ValueError("make_model must be a function that returns a new model, got a model: wrap its class")
-        if projection not in ("sparse", "kronecker", None):
-            raise ValueError(f"projection must be 'sparse', 'kronecker' or None, got {projection!r}")
+        if not (projection is None or projection in get_args(ProjectionName)):
+            raise ValueError(f"projection must be 'auto', 'kronecker', 'sparse' or None, got {projection!r}")
         check_init(init)
         self.make_model = make_model
         self.loss = loss
@@ -203,11 +204,11 @@ class GradientEmbedding:
         """The embeddings as candidates for `pursue`: as factors where that is exact and smaller, else in memory.
 
         Unprojected gradients of one linear layer are kept as factors: those of `layers="last"` with
-        `projection=None`, or where the layer has no more than `dim` weights. Arguments are those of `embed`.
+        `projection=None` or "auto", or where the layer has no more than `dim` weights. Arguments are those of `embed`.
         """
         inputs, targets = check_examples(inputs, targets)
         with self._knowing(prepared, inputs, targets) as known:
-            found = None if self.layers == "all" else self._factors(known, inputs, targets, progress)
+            found = self._factors(known, inputs, targets, progress) if self._keeps_factors(known.plan) else None
             return found or InMemory(self.embed(inputs, targets, prepared=known, progress=progress))
 
     def total(
@@ -296,16 +297,14 @@ class GradientEmbedding:
             raise ValueError(f"losses {_NOT_FINITE}")
 
     def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
-        """Both factors of a linear layer's gradients; None if there is more to them."""
-        plan, n = prepared.plan, len(targets)
-        if [rule for _, rule in plan.layouts] != ["linear"] or plan.rest or plan.free or self._projects(plan):
-            return None
+        """Both factors of a linear layer's gradients; None if it is used more than once for some example after all."""
+        n = len(targets)
         delta, h, bias = torch.empty(0), torch.empty(0), False
         for rows, draws, passing, examples in self._passes(prepared, True, inputs, targets, progress):
             uses = passing.listen(*examples, self._scale)
             count = rows.stop - rows.start
             if len(uses) != 1 or (found := uses[0].delta) is None or found.shape[-2:-1] != (count,):
-                return None  # the layer is used more than once per example
+                return None
             a = uses[0].input
             bias = uses[0].bias is not None
             if not len(delta):
@@ -466,10 +465,15 @@ class GradientEmbedding:
         return Kronecker(plan.sizes, plan.units, self.dim, source).to(self.device)
 
     def _projects(self, plan: Plan) -> bool:
-        return self.projection is not None and sum(plan.sizes.values()) > self.dim
+        if self.projection is None or sum(plan.sizes.values()) <= self.dim:
+            return False
+        return not (self.projection == "auto" and plan.outer and sum(_factor_lengths(plan)) <= self.dim)
 
     def _by_factors(self, plan: Plan) -> bool:
-        return self.projection == "kronecker" and self._projects(plan)
+        return self.projection != "sparse" and self._projects(plan)
+
+    def _keeps_factors(self, plan: Plan) -> bool:
+        return plan.outer and not self._projects(plan)
 
     def _width(self, plan: Plan) -> int:
         return self.dim if self._projects(plan) else sum(plan.sizes.values())
@@ -483,6 +487,12 @@ def _first_rows(inputs: Inputs) -> int:
     """How many examples like these are seen before anything need be decided."""
     size = sum(value[:1].nbytes for value in named_tensors(inputs).values())
     return max(CALIBRATION_ROWS, min(_BLOCK_ROWS, _BLOCK_BYTES // max(1, size)))
+
+
+def _factor_lengths(plan: Plan) -> tuple[int, int]:
+    """Of the gradient at a linear layer's outputs, and of its inputs."""
+    n_out, n_in = next(iter(plan.shapes.values()))
+    return n_out, n_in
 
 
 def _check_layers(layers: Any) -> str | tuple[str, ...]:

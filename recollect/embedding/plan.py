@@ -43,6 +43,7 @@ class Plan:
         units: weights that can be projected by their factors.
         free: parameters that are made anew for each example (`listening.made_for_each`).
         rest: parameters that are left to torch.func, and why.
+        outer: whether each gradient is one outer product: of a linear layer that is used once for each example.
         channels_last: whether images pass with their channels last (`initialisations.put_channels_last`).
     """
 
@@ -51,6 +52,7 @@ class Plan:
     units: dict[str, Unit]
     free: dict[str, int]
     rest: dict[str, str]
+    outer: bool = False
     channels_last: bool = False
 
     @property
@@ -78,6 +80,7 @@ class Plan:
             units={name: Unit(*unit) for name, unit in data["units"].items()},
             free=dict(data["free"]),
             rest=dict(data["rest"]),
+            outer=data.get("outer", False) is True,
             channels_last=data.get("channels_last", False) is True,
         )
 
@@ -227,6 +230,7 @@ class _Planner:
             _units(uses, self._shapes),
             {name: ones for name, ones in free.items() if name in covered},
             rest,
+            outer=_is_outer(uses, self._shapes),
         )
 
     def _gradients(self, heard: Heard) -> dict[str, Tensor]:
@@ -300,6 +304,15 @@ def _units(uses: Sequence[Use], shapes: Mapping[str, tuple[int, ...]]) -> dict[s
         n_out, n_in = sizes[0]
         units[name] = Unit(n_out, n_in + alone, min(biases) if alone else None, first.rows_are_outputs(mine[0]))
     return units
+
+
+def _is_outer(uses: Sequence[Use], shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether these are one use of one linear layer, whose parameters are all there are."""
+    if len(uses) != 1:
+        return False
+    (use,) = uses
+    plain = use.rule == "linear" and bool(use.settings) and use.delta is not None and use.delta.ndim == 2
+    return plain and list(shapes) == [name for name in (use.weight, use.bias) if name is not None]
 
 
 def _reason(strange: Any) -> str:

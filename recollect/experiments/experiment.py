@@ -48,7 +48,13 @@ _LOCAL_PAPER = {
 }
 
 # What the default was. One thing cannot be set any more: rows with negative weights were left out, not replaced.
-_FIRST_DEFAULT = {"layers": "all", "shortlist": None, "rule": "inner-product", "hold_count": False}
+_FIRST_DEFAULT = {
+    "layers": "all",
+    "projection": "kronecker",
+    "shortlist": None,
+    "rule": "inner-product",
+    "hold_count": False,
+}
 
 CONTENDERS = {
     "recollect": Contender(memories.GradientMatching),

@@ -93,7 +93,8 @@ def record(
     advance: Callable[[], None] = lambda: None,
 ) -> list[Recording]:
     """Let gradient matching go over a stream, side by side, for experiments with one seed and one embedding."""
-    settings = {"layers": "auto", **split_options(experiments[0])[0]}  # as gradient matching has it by default
+    as_by_default = {"layers": "auto", "projection": "auto"}  # of gradient matching
+    settings = {**as_by_default, **split_options(experiments[0])[0]}
     embedding = GradientEmbedding(make_model, seed=experiments[0].seed, **settings)
     memories = [GradientMatching(embedding, e.size, seed=e.seed, **split_options(e)[1]) for e in experiments]
     recordings = [Recording() for _ in memories]

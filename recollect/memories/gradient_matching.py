@@ -30,11 +30,10 @@ from recollect.cluster import (
     look_over,
     of_dataset,
 )
-from recollect.dictionary import Dictionary, InMemory, Joined, taken
+from recollect.dictionary import Dictionary, joined, remembered, taken, to_remember, weighted_sum
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import OWN, TOTAL, Choice, Memory, plain_options
-from recollect.numerics import sum_rows
 from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import uniform_keys
@@ -67,7 +66,7 @@ class GradientMatching(Memory):
 
     Several memories of one stream, of other sizes or settings of the pursuit, may share what takes most of the time:
 
-        embedding = rc.GradientEmbedding(make_model, layers="auto")
+        embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto")
         memories = [rc.GradientMatching(embedding, size) for size in (200, 1000)]
         for inputs, targets in stream.batches:
             candidates = embedding.dictionary(inputs, targets)
@@ -83,7 +82,8 @@ class GradientMatching(Memory):
         dim: d, numbers per initialisation that a gradient is projected to.
         layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
             last one where targets are class numbers and the model ends in a linear layer, otherwise all.
-        projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
+        projection: "auto" (None for a last layer whose two factors are no longer than `dim`, otherwise "kronecker"),
+            "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
         init_scale: multiplies what was drawn.
         calibrate: give fresh BatchNorm layers the statistics of the stream's first examples.
@@ -131,7 +131,7 @@ class GradientMatching(Memory):
         inits: int = 10,
         dim: int = 1000,
         layers: str | Sequence[str] = "auto",
-        projection: ProjectionName | None = "kronecker",
+        projection: ProjectionName | None = "auto",
         init: Init = "default",
         init_scale: float = 1.0,
         calibrate: bool = True,
@@ -417,7 +417,7 @@ class GradientMatching(Memory):
         """The sum of all embeddings up to now, by all classes seen where they matter, and those of the chosen."""
         target, before = self._state["target"].to(device), self._seen_classes()
         spread = target if seen is None or before is None else seen.spread(target, before)
-        return spread, InMemory(self._state["embeddings"].to(device))
+        return spread, remembered(self._state, device)
 
     def merge(self, other: Memory) -> Self:
         """A memory of what both have seen, of this one's capacity: data that was not kept is not needed.
@@ -443,7 +443,7 @@ class GradientMatching(Memory):
         targets = [m._state["target"].to(self.device) for m in (mine, theirs)]
         if seen is not None:
             targets = [seen.spread(g, tally) for g, tally in zip(targets, tallies, strict=True) if tally]
-        rows = InMemory(torch.cat([m._state["embeddings"].to(self.device) for m in (mine, theirs)]))
+        rows = joined(*(remembered(m._state, self.device) for m in (mine, theirs)))
         pool = _Pool.of(both, targets[0] + targets[1], rows)
         nothing = both.take(torch.arange(0))
         own = torch.cat([m._own(m.batch, nothing).to(self.device) for m in (mine, theirs)])
@@ -470,14 +470,16 @@ class GradientMatching(Memory):
             return self
         embedding, prepared = self._ready(waiting)
         rows = embedding.dictionary(waiting.inputs, waiting.targets, prepared=prepared)
-        everything = rows.rows(torch.arange(len(waiting))).to(self.device)
-        known = "target" in self._state
-        settled, state = copy(self), {k: v for k, v in self._state.items() if k != "waiting"}
-        total = total_of(rows, waiting.weights if waiting.weighted else None).to(self.device)
-        state["target"] = self._state["target"] + total if known else total
-        state["embeddings"] = torch.cat([self._state["embeddings"], everything]) if known else everything
-        settled._state = state
+        settled, state = copy(self), {k: v for k, v in self._state.items() if k not in ("waiting", "factors")}
+        state["target"] = total_of(rows, waiting.weights if waiting.weighted else None).to(self.device)
+        if "target" in self._state:
+            state["target"] = self._state["target"] + state["target"]
+            rows = joined(remembered(self._state, embedding.device), rows)
+        settled._state = {**state, **self._here(to_remember(rows))}
         return settled
+
+    def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.to(self.device) for name, value in tensors.items()}
 
     def forget(self, ids: Any, inputs: Any = None, targets: Any = None, *, weights: Any = None) -> Tensor:
         """Remove examples that must be deleted, and take their gradients, as they came, out of the target.
@@ -497,7 +499,8 @@ class GradientMatching(Memory):
         held = settled.batch
         stay = (~torch.isin(held.ids, wanted)).nonzero()[:, 0]
         gone = torch.isin(held.ids, wanted).nonzero()[:, 0]
-        rows, labels = settled._state["embeddings"][gone], held.targets[gone]
+        all_rows = remembered(settled._state, self.device)
+        rows, labels = taken(all_rows, gone), held.targets[gone]
         own = self._own(held, held.take(gone[:0]))
         lost = own[gone]
         missing = wanted[~torch.isin(wanted, held.ids)]
@@ -506,20 +509,21 @@ class GradientMatching(Memory):
             order = self._check_given(ids, given)
             other = given.take(torch.isin(order, missing).nonzero()[:, 0])
             embedding, prepared = self._ready(other)
-            rows = torch.cat([rows, embedding.embed(other.inputs, other.targets, prepared=prepared).to(self.device)])
+            rows = joined(rows, embedding.dictionary(other.inputs, other.targets, prepared=prepared))
             labels, lost = torch.cat([labels, other.targets]), torch.cat([lost, other.weights])
         target, seen = settled._state["target"], self._seen_classes()
-        if bool((lost != 1).any()):
-            rows = rows.double() * lost[:, None]
         if seen is None:
-            target = target - sum_rows(rows)
+            target = target - weighted_sum(rows, torch.arange(len(lost)), lost)
         else:
             places = seen.places(class_labels(labels, COUNTED).cpu())
-            target = target.index_add(0, places.to(target.device), rows.double(), alpha=-1)
+            target = target.clone()
+            for place in places.unique():
+                mine = (places == place).nonzero()[:, 0]
+                target[place] -= weighted_sum(rows, mine, lost[mine])
             fewer = torch.bincount(places, lost.double().cpu(), minlength=len(seen.counts))
             seen = Tally(seen.classes, (seen.counts - fewer).to(seen.counts.dtype))
         rest = held.take(stay)
-        pool = _Pool.of(rest, target, InMemory(settled._state["embeddings"][stay]))
+        pool = _Pool.of(rest, target, taken(all_rows, stay))
         total = max(float(self._total_without(float(lost.sum(dtype=torch.float64)))), float(own[stay].sum()))
         if len(stay) and self.seen > self.capacity:
             coreset = self._fitted(pool, total, seen, len(stay))
@@ -597,9 +601,10 @@ class GradientMatching(Memory):
             torch.cat([held.targets, arrived.targets]), torch.cat([held.targets, arrived.targets[some]])
         )
         rows = embedding.dictionary(arrived.inputs, arrived.targets, prepared=prepared)
-        state = {name: value for name, value in self._state.items() if name != "waiting"}
+        state = {name: value for name, value in self._state.items() if name not in ("waiting", "factors")}
         state["target"] = state["target"] + total_of(rows, weights if arrived.weighted else None).to(self.device)
-        state["embeddings"] = torch.cat([state["embeddings"], rows.rows(some).to(self.device)])
+        both = joined(remembered(self._state, embedding.device), taken(rows, some))
+        state |= self._here(to_remember(both))
         stand = weights[some] / chances[some].clamp(max=1)
         stand *= weights.sum() / stand.sum()
         self._prepared = prepared
@@ -660,7 +665,7 @@ class GradientMatching(Memory):
         return plain_options({**self._gradients, "shortlist": self._shortlist, **classes, **self._pursuit})
 
 
-_ITS_OWN = ("target", "embeddings", "error", "waiting", "classes", "counts", TOTAL, OWN)
+_ITS_OWN = ("target", "embeddings", "factors", "error", "waiting", "classes", "counts", TOTAL, OWN)
 """What a memory remembers beside its draws."""
 
 
@@ -705,7 +710,7 @@ class _Pool:
             torch.cat([batch.targets.cpu(), self.targets]),
             torch.cat([torch.arange(len(batch)), len(batch) + self.places]),
             target + self.target,  # Alg. 2: g <- g + sum_i g_i
-            Joined(candidates, self.candidates),  # Alg. 2: G <- [C, G]
+            joined(candidates, self.candidates),  # Alg. 2: G <- [C, G]
         )
 
     def choice(self, coreset: Coreset, seen: Tally | None, state: Mapping[str, Tensor]) -> Choice:
@@ -713,7 +718,7 @@ class _Pool:
         chosen, order = coreset.indices.cpu().sort()
         about = {
             "target": self.target,
-            "embeddings": self.candidates.rows(chosen),
+            **to_remember(taken(self.candidates, chosen)),
             "error": torch.tensor(coreset.error, dtype=torch.float64),
         }
         if seen is not None:
