@@ -274,8 +274,10 @@ class Factored:
             yield (torch.cat([sums, deltas.double().sum(1)], 1) if self.form.bias else sums).flatten()
 
     def norms(self) -> Tensor:
-        lengths = self._inputs.double().square().sum(2) + self.form.bias
-        return (self._deltas.double().square().sum(2) * lengths).sum(0).sqrt()
+        squares = torch.zeros(len(self), dtype=torch.float64, device=self._deltas.device)
+        for delta, h in zip(self._deltas, self._inputs, strict=True):  # one by one: in float64 all would take much room
+            squares += row_norms(delta).square() * (row_norms(h).square() + self.form.bias)
+        return squares.sqrt()
 
 
 class Joined:

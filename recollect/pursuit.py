@@ -21,12 +21,12 @@ columns of W that belong to the picks are the next rows of L.
 
 Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score. Inside a pool
 A_kk is there. To have it for all candidates takes their products with each chosen row, and of these the rows of W: as
-much work as everything else together, and more. Their plain norms are not good enough to propose a pool: the error is 1.1 to
-1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon. So there
-are two levels (`Near`): a scan of all candidates finds several hundred that score high by their norms, for these A_kk
-is known and kept up to date, and pools are proposed out of them until a sixth more rows are chosen, or none of them
-scores as high by its norm as those that were left out did. At half the time, the error is that of knowing A_kk for all
-within 3 %.
+much work as everything else together, and more. Their plain norms are not good enough to propose a pool: the error is
+1.1 to 1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon. So
+there are two levels (`Near`): a scan of all candidates finds several hundred that score high by their norms, for
+these A_kk is known and kept up to date, and pools are proposed out of them until a sixth more rows are chosen, or
+none of them scores as high by its norm as those that were left out did. At half the time, the error is that of
+knowing A_kk for all within 3 %.
 
 Rows as factors. A last-layer gradient is the outer product of two short vectors, and everything above asks of rows for
 nothing but their products with each other and with vectors. So they are never formed (`rows.Outer`): products of rows
@@ -572,7 +572,7 @@ class Scan:
             scores = problem.scores(c, self._left)
         one = picks == 1 and self._left is None
         scores = scores.masked_fill(~fit.open, -torch.inf)
-        some = min(1 if one else _pool_size(picks), int(fit.open.sum()))
+        some = min(1 if one else pool_size(picks), int(fit.open.sum()))
         indices = scores.topk(some).indices.sort().values
         rows = problem.rows(indices)
         exact_c = problem.form.along(rows, fit.residual) if picks == 1 else c[indices]  # the scan only proposes
@@ -604,7 +604,7 @@ class Near:
 
     def pool(self, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
         """The near candidates with the best scores."""
-        wanted = _pool_size(picks)
+        wanted = pool_size(picks)
         known = not (anew or len(fit) >= self._until or int(fit.open[self._indices].sum()) < wanted)
         c = self._products(fit) if known else None
         if c is None or self._outdone(fit, c):
@@ -629,12 +629,10 @@ class Near:
 
     def _look(self, fit: RidgeFit) -> None:
         """Find out which of all candidates are near now."""
+        picks, some = look(len(fit), self._problem.form)
         scores = self._problem.scores(self._problem.products(fit.residual), self._squares)
         scores.masked_fill_(~fit.open, -torch.inf)
-        least, most = PICKS_PER_LOOK
-        picks = min(max(len(fit) // CHOSEN_PER_LOOK, least), most)
-        at_least = NEAR_FACTORS_AT_LEAST if isinstance(self._problem.form, Outer) else NEAR_AT_LEAST
-        some, n_open = max(NEAR_PER_PICK * picks, at_least), int(fit.open.sum())
+        n_open = int(fit.open.sum())
         self._until = len(fit) + picks
         self._indices = scores.topk(min(some, n_open)).indices.sort().values
         self._outside = float(scores[self._indices].min()) if some < n_open else -math.inf
@@ -653,7 +651,16 @@ class Near:
         return float(scores.masked_fill_(~fit.open[self._indices], -torch.inf).max()) < self._outside
 
 
-def _pool_size(picks: int) -> int:
+def look(chosen: int, form: Form) -> tuple[int, int]:
+    """How many rows least squares picks at most before it looks at all candidates again, and how many it keeps near."""
+    least, most = PICKS_PER_LOOK
+    picks = min(max(chosen // CHOSEN_PER_LOOK, least), most)
+    at_least = NEAR_FACTORS_AT_LEAST if isinstance(form, Outer) else NEAR_AT_LEAST
+    return picks, max(NEAR_PER_PICK * picks, at_least)
+
+
+def pool_size(picks: int) -> int:
+    """Out of how many of the best so many are picked."""
     return POOL_FOR_ONE if picks == 1 else max(POOL_AT_LEAST, POOL_PER_PICK * picks)
 
 
