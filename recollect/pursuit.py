@@ -35,7 +35,7 @@ cost C + H multiplications per initialisation instead of C * H, and only g, r an
 Where most candidates stay, all are fitted and the least useful dropped (`elimination.py`): less work than picking
 nearly all of them one by one, at an error that is 1 to 4 % lower (150 of 200, 750 of 1000).
 
-Since r is computed anew in float64 after each round and both c and the change of the weights start from it, rounding
+Since r is computed anew in float64 at each scan and both c and the change of the weights start from it, rounding
 errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
 are refined until they solve the equations in float64.
 
@@ -273,7 +273,7 @@ def _fill(fit: "RidgeFit", enough: float, bar: Bar, *, helpful: bool = False) ->
     # Each pass closes at least one candidate: there are at most as many passes as candidates.
     problem = fit.problem
     while (room := min(problem.size - len(fit), int(fit.open.sum()))) > 0:
-        if float(fit.residual[: problem.dictionary.dim].norm()) <= enough:
+        if enough >= 0 and float(fit.residual[: problem.dictionary.dim].norm()) <= enough:
             break
         before = len(fit)
         if not fit.grow(min(picks_per_scan(before, problem.rule, problem.exact), room), helpful=helpful):
@@ -373,7 +373,7 @@ class RidgeFit:
     factor is, and otherwise much closer than before, since r is computed in float64.
 
     Attributes:
-        residual: what is left to match, r = g - gamma G_I, from scratch and in float64.
+        residual: what is left to match, r = g - gamma G_I, from scratch and in float64, once somebody asks.
         open: which candidates are neither chosen nor passed over.
         rows: the chosen ones, in the problem's form.
         factor: L.
@@ -383,7 +383,7 @@ class RidgeFit:
         self.problem, self.open = problem, open_.clone()
         self._form, self._g, self._dtype = problem.form, problem.goal(), problem.dtype
         self._lambda, self._center = problem.regularization, problem.center
-        self.residual = self._g
+        self._residual, self._stale = self._g, False
         self._indices: list[int] = []
         self._rows = GrowingRows(problem.size, self._g.new_empty(0, problem.width, dtype=self._dtype))
         self._sum = torch.zeros_like(self._g)  # of the chosen rows
@@ -398,6 +398,20 @@ class RidgeFit:
     @property
     def rows(self) -> Tensor:
         return self._rows.all
+
+    @property
+    def residual(self) -> Tensor:
+        if self._stale:
+            s = self._form.along(self.rows, self._residual.to(self._dtype)).double()
+            s += self._lambda * (self.uniform - self._gamma)
+            self._gamma = self._gamma + self.factor.solve_transposed(self.factor.solve(s[:, None]))[:, 0]
+            self._residual, self._stale = self._g - self._form.combined(self._gamma, self.rows), False
+        return self._residual
+
+    @property
+    def uniform(self) -> float:
+        """u, for the rows that are chosen."""
+        return self._uniform(self._sum)
 
     def _uniform(self, total: Tensor) -> float:
         """The best uniform weight u for rows with this sum: <sum, g> / |sum|^2."""
@@ -415,7 +429,8 @@ class RidgeFit:
             return False
         order, passed_over = ([0], []) if len(pool.indices) == 1 else self._picks_in_pool(pool, picks)
         self.open[pool.indices[order + passed_over]] = False
-        self._append(pool.indices[order].tolist(), pool.rows[order])
+        known = pool.W is not None and self._dtype == torch.float32  # in float64, lambda may be too small for that
+        self._append(pool.indices[order], pool.rows[order], pool.W[:, order] if known and pool.W is not None else None)
         return True
 
     def _picks_in_pool(self, pool: "Pool", picks: int) -> tuple[list[int], list[int]]:
@@ -423,7 +438,7 @@ class RidgeFit:
 
         Returns the picks, and those that depend on them and on what was chosen before.
         """
-        R, W, c = pool.rows, pool.W, pool.c
+        R, W, c, q = pool.rows, pool.W, pool.c, pool.q
         assert W is not None
         gram = self._form.products(R, R)
         A = (gram - W.T @ W).double()
@@ -432,8 +447,8 @@ class RidgeFit:
         least = _DEPENDENT * gram.diagonal()
         b, to_chosen = (self._form.along(R, v.to(R.dtype)).double() for v in (self._g, self._sum))
         sum_b, square = float(self._sum @ self._g), float(self._sum @ self._sum)
-        q = (W.T @ self.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
-        p = c + self._lambda * self._uniform(self._sum) * q
+        q = q.clone()
+        p = c + self._lambda * self.uniform * q
         floor = pool.outside if len(R) < int(self.open.sum()) else -math.inf
         order: list[int] = []
         eliminated = A.new_empty(picks, len(A))  # rows of A's own Cholesky factor
@@ -471,9 +486,9 @@ class RidgeFit:
         A.diagonal().add_(self._lambda)
         self.factor.extend(rows.new_empty(0, len(rows)), torch.linalg.cholesky(A))
 
-    def _append(self, indices: list[int], rows: Tensor) -> None:
-        """Extend the fit by a block of rows (App. A.3)."""
-        W = self.factor.solve(self._form.products(self.rows, rows))
+    def _append(self, indices: Tensor, rows: Tensor, W: Tensor | None = None) -> None:
+        """Extend the fit by a block of rows (App. A.3), for which W may be known."""
+        W = self.factor.solve(self._form.products(self.rows, rows)) if W is None else W
         C = self._form.products(rows, rows).double()
         A = C - (W.T @ W).double()
         A.diagonal().add_(self._lambda)
@@ -481,18 +496,14 @@ class RidgeFit:
         if not len(independent):
             return
         if len(independent) < len(indices):
-            indices = [indices[int(i)] for i in independent]
-            rows, W = rows[independent], W[:, independent]
-        self._proposals.follow(rows, W, L)
+            indices, rows, W = indices[independent], rows[independent], W[:, independent]
+        self._proposals.follow(indices, rows, W, L)
         self._rows.extend(rows)
         self._sum += self._form.sum(rows)
         self.factor.extend(W, L)
-        self._indices += indices
+        self._indices += indices.tolist()
         self._gamma = torch.cat([self._gamma, self._gamma.new_zeros(len(indices))])
-        s = self._form.along(self.rows, self.residual.to(self._dtype)).double()
-        s += self._lambda * (self._uniform(self._sum) - self._gamma)
-        self._gamma += self.factor.solve_transposed(self.factor.solve(s[:, None]))[:, 0]
-        self.residual = self._g - self._form.combined(self._gamma, self.rows)
+        self._stale = True
 
     @property
     def indices(self) -> Tensor:
@@ -507,12 +518,12 @@ class RidgeFit:
         """The fit of the other rows alone; those dropped stay closed."""
         fit = RidgeFit(self.problem, self.open)
         for places in (~dropped).nonzero()[:, 0].split(_FACTOR_ROWS):
-            fit._append([self._indices[int(i)] for i in places], self.rows[places])
+            fit._append(self.indices[places], self.rows[places])
         return fit
 
     def solve(self) -> Tensor:
         """The weights to working accuracy."""
-        gamma, u = self._gamma, self._uniform(self._sum)
+        gamma, u = self._gamma, self.uniform
         last = math.inf
         chosen = self.rows.double() if self.rows.numel() <= _FEW else self.rows  # once, if that is little
         for _ in range(_STEPS):
@@ -537,6 +548,7 @@ class Pool:
         rows: they themselves.
         W: L^-1 G_I rows^T; None if there is one of them, for which nobody asks.
         c: their inner products with the residual.
+        q: W^T L^-1 1.
         outside: the best score that those outside have, at most.
     """
 
@@ -544,6 +556,7 @@ class Pool:
     rows: Tensor
     W: Tensor | None
     c: Tensor
+    q: Tensor
     outside: float
 
 
@@ -577,10 +590,12 @@ class Scan:
         rows = problem.rows(indices)
         exact_c = problem.form.along(rows, fit.residual) if picks == 1 else c[indices]  # the scan only proposes
         W = None if one else fit.factor.solve(problem.form.products(fit.rows, rows))
-        return Pool(indices, rows, W, exact_c, float(scores[indices].min()))
+        q = exact_c if W is None else (W.T @ fit.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
+        return Pool(indices, rows, W, exact_c, q, float(scores[indices].min()))
 
-    def follow(self, rows: Tensor, W: Tensor, L: Tensor) -> None:
+    def follow(self, indices: Tensor, rows: Tensor, W: Tensor, L: Tensor) -> None:
         """The fit grows by these rows, and its factor by [W^T, L]."""
+        del indices
         if self._left is None:
             return
         formed = self._problem.form.formed(rows)
@@ -593,32 +608,34 @@ class Scan:
 class Near:
     """Proposes a pool by least squares out of rows that came near when all candidates were last looked at.
 
-    For them alone is it known what is left once the chosen are fitted; all others are judged by their norms.
+    For them alone is it known what is left once the chosen are fitted; all others are judged by their norms. Their
+    products with the residual, c = p - lambda u q, follow the fit as in a pool, without a look at the residual.
     """
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._squares = problem, problem.squares()
         self._until = 0  # so many are chosen, then it is time to look again
         self._W: GrowingRows | None = None  # of the near ones, which are known from the first look on
-        self._left = self._squares[:0]
+        self._left = self._p = self._q = self._squares[:0]
 
     def pool(self, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
         """The near candidates with the best scores."""
         wanted = pool_size(picks)
         known = not (anew or len(fit) >= self._until or int(fit.open[self._indices].sum()) < wanted)
-        c = self._products(fit) if known else None
+        c = self._c(fit) if known else None
         if c is None or self._outdone(fit, c):
             self._look(fit)
-            c = self._products(fit)
+            c = self._c(fit)
         is_open = fit.open[self._indices]
         scores = self._problem.scores(c, self._left, self._indices).masked_fill_(~is_open, -torch.inf)
         best = scores.topk(min(wanted, int(is_open.sum()))).indices.sort().values
         rows = self._rows[best]
         assert self._W is not None
         exact_c = self._problem.form.along(rows, fit.residual) if picks == 1 else c[best]
-        return Pool(self._indices[best], rows, self._W.all[:, best], exact_c, float(scores[best].min()))
+        W, q = self._W.all[:, best], self._q[best]
+        return Pool(self._indices[best], rows, W, exact_c, q, float(scores[best].min()))
 
-    def follow(self, rows: Tensor, W: Tensor, L: Tensor) -> None:
+    def follow(self, indices: Tensor, rows: Tensor, W: Tensor, L: Tensor) -> None:
         """The fit grows by these rows, and its factor by [W^T, L]."""
         if self._W is None:
             return
@@ -626,6 +643,10 @@ class Near:
         new = torch.linalg.solve_triangular(L, products.double(), upper=False)
         self._W.extend(new)
         self._left = self._left - new.square().sum(0)
+        mine = torch.searchsorted(self._indices, indices)
+        both = torch.stack([self._p, self._q - 1], 1)
+        both -= new.T @ torch.linalg.solve_triangular(L, both[mine], upper=False)
+        self._p, self._q = both[:, 0], both[:, 1] + 1
 
     def _look(self, fit: RidgeFit) -> None:
         """Find out which of all candidates are near now."""
@@ -640,10 +661,13 @@ class Near:
         W = fit.factor.solve(self._problem.form.products(fit.rows, self._rows))
         self._left = self._squares[self._indices] - W.double().square().sum(0)
         self._W = GrowingRows(self._problem.size, W)
+        self._q = (W.T @ fit.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
+        c = self._problem.form.along(self._rows, fit.residual.to(self._rows.dtype)).double()
+        self._p = c + self._problem.regularization * fit.uniform * self._q
 
-    def _products(self, fit: RidgeFit) -> Tensor:
+    def _c(self, fit: RidgeFit) -> Tensor:
         """The products of the near rows with the residual."""
-        return self._problem.form.along(self._rows, fit.residual.to(self._rows.dtype)).double()
+        return self._p - self._problem.regularization * fit.uniform * self._q
 
     def _outdone(self, fit: RidgeFit, c: Tensor) -> bool:
         """Whether all of them score less, by their norms, than those outside did."""

@@ -138,10 +138,18 @@ def test_picks_in_a_pool_are_those_of_exact_pursuit_on_the_pool(
 
 
 @pytest.mark.parametrize("count", [None, 1500.0])
-def test_what_is_left_of_near_candidates_is_what_a_fit_from_scratch_leaves(
+def test_what_is_known_of_near_candidates_is_what_a_fit_from_scratch_tells(
     count: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     propose, differences = Near.pool, []
+
+    def weights_from_scratch(fit: RidgeFit) -> Tensor:
+        chosen, g, lambda_ = fit.rows, fit.problem.goal(), fit.problem.regularization
+        total = chosen.sum(0)
+        u = float(total @ g / (total @ total)) if len(chosen) else 0.0
+        A = chosen @ chosen.T + lambda_ * torch.eye(len(chosen))
+        weights: Tensor = torch.linalg.solve(A, chosen @ g + lambda_ * u)
+        return weights
 
     def watched(near: Near, fit: RidgeFit, picks: int, *, anew: bool) -> Pool:
         pool = propose(near, fit, picks, anew=anew)
@@ -149,12 +157,14 @@ def test_what_is_left_of_near_candidates_is_what_a_fit_from_scratch_leaves(
         products = chosen @ rows.T
         fitted = products * torch.linalg.solve(chosen @ chosen.T + lambda_ * torch.eye(len(chosen)), products)
         truth = rows.square().sum(1) + lambda_ - fitted.sum(0)
+        products_with_rest = rows @ (fit.problem.goal() - weights_from_scratch(fit) @ chosen)
         differences.append(float((near._left - truth).abs().max()))
+        differences.append(float((near._c(fit) - products_with_rest).abs().max()))
         return pool
 
     monkeypatch.setattr(Near, "pool", watched)
     rc.pursue(random_rows(1500, 120) + 0.2, 90, count=count)
-    assert len(differences) > 30
+    assert len(differences) > 60
     assert max(differences) < 1e-9
 
 
