@@ -12,7 +12,7 @@ from torch import Tensor
 
 from recollect.files import replacing
 from recollect.numerics import ExactSum, row_norms, sum_rows
-from recollect.rows import Outer
+from recollect.rows import Outer, along_factors
 
 _FEW = 3  # columns that take no longer than one, as long as they come first in the product
 SCAN_ROWS = 1024
@@ -254,8 +254,7 @@ class Factored:
         scores = torch.zeros(len(self), V.shape[-1], dtype=self.dtype, device=self._deltas.device)
         for delta, h, v in zip(self._deltas, self._inputs, V, strict=True):
             for k in range(V.shape[-1]):
-                to_h = v[: C * H, k].reshape(C, H) @ h.T  # a fifth faster this way round
-                scores[:, k] += ((to_h + v[C * H :, k, None] if self.form.bias else to_h) * delta.T).sum(0)
+                scores[:, k] += along_factors(delta, h, v[: C * H, k].reshape(C, H), v[C * H :, k])
         return scores.reshape(len(self), *vectors.shape[1:])
 
     def rows(self, indices: Tensor) -> Tensor:

@@ -79,11 +79,10 @@ PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
 POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot always rank
-CHOSEN_PER_LOOK = 6  # least squares looks at all candidates again once so many chosen have become one more
-PICKS_PER_LOOK = (8, 128)  # at least and at most
+PICKS_PER_LOOK = (8, 128)  # at least and at most, before least squares looks at all candidates again
 NEAR_PER_PICK = 6  # rows that are kept near for each pick until then
-NEAR_AT_LEAST = 512
-NEAR_FACTORS_AT_LEAST = 1024  # whose products take a fraction of the time
+CHOSEN_PER_LOOK, NEAR_AT_LEAST = 6, 512  # a look once so many chosen have become one more, and how many are near
+CHOSEN_PER_LOOK_OF_FACTORS, NEAR_FACTORS_AT_LEAST = 4, 1024  # products of near ones take a fraction of the time
 MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
 DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
 HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
@@ -678,8 +677,9 @@ class Near:
 def look(chosen: int, form: Form) -> tuple[int, int]:
     """How many rows least squares picks at most before it looks at all candidates again, and how many it keeps near."""
     least, most = PICKS_PER_LOOK
-    picks = min(max(chosen // CHOSEN_PER_LOOK, least), most)
-    at_least = NEAR_FACTORS_AT_LEAST if isinstance(form, Outer) else NEAR_AT_LEAST
+    by_factors = isinstance(form, Outer)
+    picks = min(max(chosen // (CHOSEN_PER_LOOK_OF_FACTORS if by_factors else CHOSEN_PER_LOOK), least), most)
+    at_least = NEAR_FACTORS_AT_LEAST if by_factors else NEAR_AT_LEAST
     return picks, max(NEAR_PER_PICK * picks, at_least)
 
 

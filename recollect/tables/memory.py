@@ -31,6 +31,7 @@ from recollect.terminal import lasting
 
 _LONG = 50_000  # from so many rows on, people are told beforehand how long it may take
 _FIRST = 1024  # rows that this is measured on
+BATCH_SIZE = 512  # rows per pass: the network for tables is small, and starting one is a third of its time
 _ROOM = 16  # outputs of the network at least, so that classes may come later
 
 
@@ -137,6 +138,7 @@ class TableMemory:
             self.make_model(make_network),
             settings.size,
             loss=self.loss,
+            batch_size=BATCH_SIZE if settings.model is None else 128,
             class_weight=settings.class_weight,
             min_per_class=settings.min_per_class,
             seed=settings.seed,
