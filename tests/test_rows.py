@@ -88,6 +88,8 @@ def test_factors_are_kept_where_they_are_no_longer_than_dim() -> None:
         assert torch.allclose(one.total(x, y), found.sum(), rtol=1e-5, atol=1e-6)
         assert torch.allclose(one.embed(x, y), found.rows(torch.arange(12)), rtol=1e-5, atol=1e-6)
     assert type(embedding(40, layers="last").dictionary(x, y)) is InMemory  # projected, if that is asked for
+    assert type(embedding(309, layers="last").dictionary(x, y)) is InMemory
+    assert type(embedding(310, layers="last").dictionary(x, y)) is Factored  # no longer than dim
     everything = embedding(40, projection="auto")
     assert everything.dictionary(x, y).dim == 80
     assert torch.equal(everything.embed(x, y), embedding(40).embed(x, y))
