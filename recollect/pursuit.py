@@ -650,6 +650,7 @@ class Near:
     def _look(self, fit: RidgeFit) -> None:
         """Find out which of all candidates are near now."""
         picks, some = look(len(fit), self._problem.form)
+        self._rows, self._W = self._squares[:0], None  # whose room others will take
         scores = self._problem.scores(self._problem.products(fit.residual), self._squares)
         scores.masked_fill_(~fit.open, -torch.inf)
         n_open = int(fit.open.sum())
