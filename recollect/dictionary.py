@@ -403,7 +403,10 @@ def remembered(state: Mapping[str, Tensor], device: torch.device) -> Dictionary:
     if "factors" not in state:
         return InMemory(rows)
     inits, n_out, n_in, bias = state["factors"].tolist()
-    return Factored.unpacked(rows, Outer(inits, n_out, n_in, bool(bias)))
+    form = Outer(inits, n_out, n_in, bool(bias))
+    if form.width != rows.shape[1]:
+        raise ValueError(f"factors must have {form.width} numbers, got {rows.shape[1]}: the memory is damaged")
+    return Factored.unpacked(rows, form)
 
 
 def _write_header(file: BinaryIO, n: int, dim: int, dtype: np.dtype[np.generic]) -> None:

@@ -41,6 +41,8 @@ def test_factors_that_are_remembered_joined_or_cut_are_the_same_rows(bias: bool)
     everything = torch.arange(9)
     assert isinstance(again, Factored) and again.form == candidates.form
     assert torch.equal(again.rows(everything), candidates.rows(everything))
+    with pytest.raises(ValueError, match="damaged"):
+        remembered({**to_remember(candidates), "factors": torch.tensor([3, 4, 7, bias])}, torch.device("cpu"))
     both = joined(again, others)
     assert isinstance(both, Factored)
     formed = torch.cat([candidates.rows(everything), others.rows(torch.arange(5))])
