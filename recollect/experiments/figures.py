@@ -1,5 +1,6 @@
 """Figures as pure functions of results: means with one standard deviation, as in the paper."""
 
+import math
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
@@ -99,7 +100,7 @@ def sensitivity(results: Results) -> Figure:
                         _curve(axes, cells, COLORS[memory], NAMES[memory])
                 _varied_axes(axes, label)
             if places:
-                row[1].set_title(_title(places[i]))
+                row[0].set_title(_title(places[i]), loc="left")
         _common_legend(figure, dict(enumerate(rows.flatten())))
         figure.supylabel("final test accuracy [%]")
     return figure
@@ -129,6 +130,7 @@ def per_task(results: Results, size: int = 500) -> Figure:
             axes.set_title(NAMES[dataset])
             axes.set_xlabel("batches seen")
             axes.grid(axis="y", alpha=0.25)
+        _common_legend(figure, panels)
         figure.supylabel(f"test accuracy with {size} kept [%]")
     return figure
 
@@ -202,13 +204,17 @@ def _two_curves(results: Results, name: str, values: tuple[str, str], varied: st
 
 
 def _varied_axes(axes: Axes, label: str) -> None:
-    """Ticks at the values that were tried, as people write them."""
+    """Ticks at the values that were tried, as people write them: at one per decade if they are too many to be read."""
     axes.set_xscale("log")
     axes.set_xlabel(label)
     axes.grid(axis="y", alpha=0.25)
     values = sorted({float(x) for line in axes.get_lines() for x in np.asarray(line.get_xdata())})
+    if len(values) > 8:
+        decades = range(math.floor(math.log10(values[0])), math.ceil(math.log10(values[-1])) + 1)
+        values = [10.0**k for k in decades if values[0] <= 1.001 * 10.0**k <= 1.002 * values[-1]]
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
+    axes.set_visible(bool(axes.get_lines()))  # of what was not run there is nothing to see
 
 
 def _by_option(results: Results, place: Place, memory: str, value_of: Any) -> dict[float, Cell]:
@@ -239,10 +245,14 @@ def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow
 
 
 def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
-    """One legend for all panels, below them."""
+    """One legend for all panels, below them, or beside a single one."""
     handles = {label: h for axes in panels.values() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, frameon=False)
+        beside = len(panels) == 1  # a single panel has no room below for names
+        if beside:
+            figure.set_figwidth(figure.get_figwidth() + 3)
+        place: Any = "outside right center" if beside else "outside lower center"
+        figure.legend(handles.values(), handles.keys(), loc=place, ncols=1 if beside else 4, frameon=False)
 
 
 def _log_sizes(axes: Axes) -> None:
