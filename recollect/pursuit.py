@@ -412,6 +412,10 @@ class RidgeFit:
         """u, for the rows that are chosen."""
         return self._uniform(self._sum)
 
+    def along_ones(self, W: Tensor) -> Tensor:
+        """What a pool and near rows call q, W^T L^-1 1, in float64."""
+        return (W.T @ self.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
+
     def _uniform(self, total: Tensor) -> float:
         """The best uniform weight u for rows with this sum: <sum, g> / |sum|^2."""
         square = float(total @ total)
@@ -428,8 +432,9 @@ class RidgeFit:
             return False
         order, passed_over = ([0], []) if len(pool.indices) == 1 else self._picks_in_pool(pool, picks)
         self.open[pool.indices[order + passed_over]] = False
-        known = pool.W is not None and self._dtype == torch.float32  # in float64, lambda may be too small for that
-        self._append(pool.indices[order], pool.rows[order], pool.W[:, order] if known and pool.W is not None else None)
+        single = self._dtype == torch.float32  # in float64 lambda may be too small to go on with what has followed
+        W = pool.W[:, order] if pool.W is not None and single else None
+        self._append(pool.indices[order], pool.rows[order], W)
         return True
 
     def _picks_in_pool(self, pool: "Pool", picks: int) -> tuple[list[int], list[int]]:
@@ -589,7 +594,7 @@ class Scan:
         rows = problem.rows(indices)
         exact_c = problem.form.along(rows, fit.residual) if picks == 1 else c[indices]  # the scan only proposes
         W = None if one else fit.factor.solve(problem.form.products(fit.rows, rows))
-        q = exact_c if W is None else (W.T @ fit.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
+        q = exact_c if W is None else fit.along_ones(W)
         return Pool(indices, rows, W, exact_c, q, float(scores[indices].min()))
 
     def follow(self, indices: Tensor, rows: Tensor, W: Tensor, L: Tensor) -> None:
@@ -661,7 +666,7 @@ class Near:
         W = fit.factor.solve(self._problem.form.products(fit.rows, self._rows))
         self._left = self._squares[self._indices] - W.double().square().sum(0)
         self._W = GrowingRows(self._problem.size, W)
-        self._q = (W.T @ fit.factor.solve(W.new_ones(len(W), 1)))[:, 0].double()
+        self._q = fit.along_ones(W)
         c = self._problem.form.along(self._rows, fit.residual.to(self._rows.dtype)).double()
         self._p = c + self._problem.regularization * fit.uniform * self._q
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from recollect.numerics import gram, sum_rows
 
 _BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
-_FEW = 2**22  # numbers that are turned into float64 all at once: 32 MB
 
 
 class Form(Protocol):
