@@ -100,7 +100,7 @@ def sensitivity(results: Results) -> Figure:
                         _curve(axes, cells, COLORS[memory], NAMES[memory])
                 _varied_axes(axes, label)
             if places:
-                row[0].set_title(_title(places[i]), loc="left")
+                row[0].set_title(_title(places[i]))
         _common_legend(figure, dict(enumerate(rows.flatten())))
         figure.supylabel("final test accuracy [%]")
     return figure
