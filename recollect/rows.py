@@ -13,6 +13,7 @@ from torch import Tensor
 from recollect.numerics import gram, sum_rows
 
 _BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
+_FEW, _SMALL = 256, 2**13  # rows, and products of rows, that take all initialisations at once: fewer, short steps
 
 
 class Form(Protocol):
@@ -122,6 +123,11 @@ class Outer(NamedTuple):
         return both[..., : self.n_out], both[..., self.n_out :]
 
     def products(self, rows: Tensor, others: Tensor) -> Tensor:
+        if len(rows) * len(others) <= _SMALL:
+            (d, h), (e, k) = self.factors(rows), self.factors(others)
+            lengths = h @ k.mT
+            small: Tensor = (lengths.add_(1) if self.bias else lengths).mul_(d @ e.mT).sum(0)
+            return small.add_(self.constant**2)
         total = torch.full((len(rows), len(others)), self.constant**2, dtype=rows.dtype, device=rows.device)
         for d, h, e, k in zip(*self.factors(rows), *self.factors(others), strict=True):
             lengths = h @ k.T
@@ -136,6 +142,12 @@ class Outer(NamedTuple):
         if self.padding:
             total += self.constant * vector[self.dim]
         split = self.n_out * self.n_in
+        if len(rows) <= _FEW:
+            (d, h), v = self.factors(rows), vector[: self.dim].reshape(self.inits, -1)
+            to_h = h.to(v.dtype) @ v[:, :split].reshape(-1, self.n_out, self.n_in).mT
+            if self.bias:
+                to_h += v[:, None, split:]
+            return total.add_(to_h.mul_(d).sum((0, 2)))
         for d, h, v in zip(*self.factors(rows), vector[: self.dim].split(self._per_init), strict=True):
             total += along_factors(d.to(v.dtype), h.to(v.dtype), v[:split].reshape(self.n_out, self.n_in), v[split:])
         return total
