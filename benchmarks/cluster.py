@@ -335,7 +335,7 @@ def stages() -> None:
     embedding = rc.GradientEmbedding(make_model)
     prepared = embedding.prepare(*data)
     batch = Batch.arriving(*data)
-    total = embedding.add_total(None, batch.inputs, batch.targets, prepared=prepared)
+    total, _ = embedding.add_total(None, batch.inputs, batch.targets, prepared=prepared)
     found.append(("sum of gradients", cpu(lambda: embedding.add_total(None, *data, prepared=prepared)) / n, "row"))
     some = data[0][:10_000], data[1][:10_000]
     one = cpu(lambda: embedding.embed(*some, prepared=prepared)) / 10_000

@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from recollect.progress import progress_bar
 from recollect.randomness import uniform_keys
 from recollect.rows import Outer
 from recollect.sources import examples_of
+from recollect.standouts import Standouts
 
 _ROWS_PER_TASK = 8192  # at least, so that a task takes longer than starting it
 _MOST_ROWS_PER_TASK = 131_072  # so that a worker that dies has not much to do again
@@ -69,6 +70,7 @@ class Found:
 
     total: ExactSum
     candidates: Batch
+    standouts: Standouts
     classes: Tensor
     count: int
 
@@ -138,7 +140,7 @@ def look_over(
         embedding: how examples become vectors.
         pieces: the examples, in order.
         load: makes examples of what a piece says.
-        limit: how many candidates there are at most.
+        limit: how many candidates are drawn at most.
         seed: of the keys.
         processors: how many there are.
         first_id: of the first example.
@@ -169,7 +171,8 @@ def look_over(
         whole: Found = ray.get(_put_together(ray, work, [*found, *running]))
     assert len(whole.candidates) == min(limit, count)  # or keys would not be uniform
     total = None if count <= limit else whole.total
-    return Arrivals(whole.candidates, total, whole.count, prepared, whole.classes)
+    candidates = whole.candidates if total is None else whole.standouts.beside(whole.candidates)
+    return Arrivals(candidates, total, whole.count, prepared, whole.classes)
 
 
 def shards_of(
@@ -371,10 +374,11 @@ def _look(work: Work, first_id: int, cuts: list[tuple[int, int]], *whats: Any) -
     torch.set_num_threads(1)
     batch = _load(work.load, cuts, whats)
     batch = Batch(batch.inputs, batch.targets, batch.weights, torch.arange(first_id, first_id + len(batch)))
-    total = work.embedding.add_total(None, batch.inputs, batch.targets, prepared=work.prepared)
+    total, losses = work.embedding.add_total(None, batch.inputs, batch.targets, prepared=work.prepared)
     few = batch.take((uniform_keys(work.seed, batch.ids, "shortlist") <= work.highest).nonzero()[:, 0])
     candidates = few.take(drawn(few.ids, work.limit, work.seed))
-    return Found(total, candidates, whole_classes(batch.targets), len(batch))
+    standouts = Standouts.of(batch, losses, work.limit)
+    return Found(total, candidates, standouts, whole_classes(batch.targets), len(batch))
 
 
 def _merge(work: Work, *found: Found) -> Found:
@@ -384,8 +388,9 @@ def _merge(work: Work, *found: Found) -> Found:
     some = Batch.joined(part.candidates for part in found)
     some = some.take(some.ids.argsort())
     candidates = some.take(drawn(some.ids, work.limit, work.seed))
+    standouts = reduce(Standouts.plus, (part.standouts for part in found))
     classes = torch.cat([part.classes for part in found]).unique()
-    return Found(total, candidates, classes, sum(part.count for part in found))
+    return Found(total, candidates, standouts, classes, sum(part.count for part in found))
 
 
 class Shard:

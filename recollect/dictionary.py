@@ -57,10 +57,15 @@ def factors_of(dictionary: Dictionary) -> Packed | None:
 
 
 class InMemory:
-    """Candidates in one tensor."""
+    """Candidates in one tensor.
 
-    def __init__(self, embeddings: Tensor) -> None:
-        self._embeddings = embeddings
+    Args:
+        embeddings: one row per candidate.
+        losses: of the examples, if they are known.
+    """
+
+    def __init__(self, embeddings: Tensor, losses: Tensor | None = None) -> None:
+        self._embeddings, self.losses = embeddings, losses
         self.dim, self.dtype = embeddings.shape[1], embeddings.dtype
 
     def __len__(self) -> int:
@@ -233,10 +238,11 @@ class Factored:
         deltas: gradients at the last layer's outputs, (S, n, C).
         inputs: what came into the last layer, (S, n, H).
         bias: whether it has one.
+        losses: of the examples, if they are known.
     """
 
-    def __init__(self, deltas: Tensor, inputs: Tensor, *, bias: bool = False) -> None:
-        self._deltas, self._inputs = deltas, inputs
+    def __init__(self, deltas: Tensor, inputs: Tensor, *, bias: bool = False, losses: Tensor | None = None) -> None:
+        self._deltas, self._inputs, self.losses = deltas, inputs, losses
         self.form = Outer(len(deltas), deltas.shape[2], inputs.shape[2], bias)
         self.dim, self.dtype = self.form.dim, deltas.dtype
 
@@ -363,11 +369,19 @@ def weighted_sum(dictionary: Dictionary, rows: Tensor, weights: Tensor) -> Tenso
     return total
 
 
+def losses_of(dictionary: Dictionary) -> Tensor | None:
+    """The losses of the examples whose embeddings these are, if they are known."""
+    return dictionary.losses if isinstance(dictionary, InMemory | Factored) else None
+
+
 def taken(dictionary: Dictionary, rows: Tensor) -> Dictionary:
     """Some of the candidates, in the form that they have."""
+    losses = losses_of(dictionary)
+    some = None if losses is None else losses[rows]
     if isinstance(dictionary, Factored):
-        return Factored(dictionary._deltas[:, rows], dictionary._inputs[:, rows], bias=dictionary.form.bias)
-    return InMemory(dictionary.rows(rows))
+        deltas, inputs = dictionary._deltas[:, rows], dictionary._inputs[:, rows]
+        return Factored(deltas, inputs, bias=dictionary.form.bias, losses=some)
+    return InMemory(dictionary.rows(rows), some)
 
 
 def part(dictionary: Dictionary, rows: Tensor) -> Dictionary:

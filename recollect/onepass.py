@@ -1,7 +1,8 @@
 """One look at examples that come batch by batch: what their gradients add up to, and the few that are candidates."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import torch
@@ -14,6 +15,7 @@ from recollect.numerics import ExactSum
 from recollect.progress import progress_bar
 from recollect.randomness import uniform_keys
 from recollect.sources import recut
+from recollect.standouts import Standouts
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Arrivals:
     """What is left of examples once they have passed.
 
     Attributes:
-        candidates: some of them, in the order in which they came.
+        candidates: some of them, drawn or standing out, in the order in which they came.
         total: the sum of the embeddings of all; None if all are candidates.
         count: how many there were.
         prepared: what embeddings depend on.
@@ -44,30 +46,36 @@ class Arrivals:
 def one_pass(
     embedding: GradientEmbedding,
     batches: Iterable[Batch],
-    limit: int,
+    limit: int | Callable[[int], int],
     *,
     seed: int,
+    most: int | None = None,
     length: int | None = None,
     prepared: Prepared | None = None,
     progress: bool = False,
 ) -> Arrivals:
-    """Look at each example once, and keep those `limit` whose ids have the smallest keys.
+    """Look at each example once, and keep those `limit` whose ids have the smallest keys, and those that stand out.
 
-    These are the ones that `shortlisted` draws of all ids, and the sum is that of `embedding.total` of all examples,
-    bit for bit: it is taken in the same blocks. Beside the candidates, one block is held at a time.
+    The former are the ones that `shortlisted` draws of all ids, and the sum is that of `embedding.total` of all
+    examples, bit for bit: it is taken in the same blocks. Beside the candidates, one block is held at a time.
 
     Args:
         embedding: how examples become vectors.
         batches: the examples, with their ids.
-        limit: how many candidates there are at most.
+        limit: how many candidates are drawn at most; or a function of how many examples there were in the end.
         seed: of the keys.
+        most: the largest value of that function.
         length: how many examples there will be, if that is known, for the progress bar.
         prepared: what was decided on earlier examples; on these if None.
         progress: show a progress bar in a terminal.
     """
+    limit_of = limit if callable(limit) else partial(_always, limit)
+    most = limit if isinstance(limit, int) else most
+    assert most is not None
     first, batches = _peek(batches)
     total: ExactSum | None = None
     some: Batch | None = None
+    standouts: Standouts | None = None
     count, classes = 0, whole_classes(first.targets)
     with progress_bar("looking at examples", length or 1, show=progress and length is not None) as bar:
         for block in recut(batches, embedding.block_rows(first.inputs)):
@@ -76,13 +84,30 @@ def one_pass(
             count += len(block)
             classes = torch.cat([classes, whole_classes(block.targets)]).unique()
             some = block if some is None else Batch.joined([some, block])
-            if count > limit:
+            if count > most:
                 new = some if total is None else block  # until now all were candidates, and may have been all there are
-                total = embedding.add_total(total, new.inputs, new.targets, prepared=prepared)
-                some = some.take(drawn(some.ids.cpu(), limit, seed))
+                total, found = _added(embedding, total, new, most, prepared)
+                standouts = found if standouts is None else standouts.plus(found)
+                some = some.take(drawn(some.ids.cpu(), most, seed))
             bar.advance(len(block))
     assert some is not None and prepared is not None
+    if count > limit_of(count):
+        if standouts is None:
+            total, standouts = _added(embedding, None, some, most, prepared)
+        some = standouts.beside(some.take(drawn(some.ids.cpu(), limit_of(count), seed)))
     return Arrivals(some, total, count, prepared, classes)
+
+
+def _added(
+    embedding: GradientEmbedding, total: ExactSum | None, new: Batch, most: int, prepared: Prepared
+) -> tuple[ExactSum, Standouts]:
+    """The sum with some more examples, and which of these may stand out."""
+    total, losses = embedding.add_total(total, new.inputs, new.targets, prepared=prepared)
+    return total, Standouts.of(new, losses, most)
+
+
+def _always(limit: int, count: int) -> int:
+    return limit
 
 
 def drawn(ids: Tensor, limit: int, seed: int) -> Tensor:

@@ -42,6 +42,7 @@ from recollect.onepass import Arrivals, drawn, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
 from recollect.sources import Stream, examples_of
+from recollect.standouts import with_standouts
 
 PAPER: dict[str, Any] = {
     "inits": 10,
@@ -262,7 +263,7 @@ def _at_hand(
             raise ValueError(f"size must be at least the {needed} places that min_per_class asks for, got {size}")
     ids = torch.arange(len(targets))
     rows = shortlisted(ids, size, shortlist, embedding.seed, labels=labels, seen=seen, classes=classes)
-    target, candidates = gather(embedding, inputs, targets, rows, labels=labels, progress=progress)
+    target, candidates, rows = gather(embedding, inputs, targets, rows, labels=labels, progress=progress)
     if rows is None:
         return _Gathered(target, candidates, None, targets, targets, len(targets), labels, seen)
     labels = None if labels is None else labels[rows]
@@ -361,29 +362,34 @@ def gather(
     labels: Tensor | None = None,
     prepared: Prepared | None = None,
     progress: bool = False,
-) -> tuple[Tensor, Dictionary]:
-    """The sum of the embeddings of all examples, and those of the candidates: all of them if `rows` is None.
+) -> tuple[Tensor, Dictionary, Tensor | None]:
+    """The sum of the embeddings of all examples, those of the candidates, and which these are; None if they are all.
 
-    With weights each counts so much in the sum. With labels there are sums by class, in the order of the classes.
+    Candidates are the rows that were drawn and those that stand out, or all if `rows` is None. With weights each
+    example counts so much in the sum. With labels there are sums by class, in the order of the classes.
     """
     if labels is not None:
         prepared = prepared or embedding.prepared or embedding.prepare(inputs, targets)  # on all, not on one class
     if rows is None:
         candidates = embedding.dictionary(inputs, targets, prepared=prepared, progress=progress)
-        return total_of(candidates, weights, labels), candidates
+        return total_of(candidates, weights, labels), candidates, None
 
     def some(rows: Tensor) -> tuple[Inputs, Tensor]:
         return map_inputs(lambda t: t[rows], inputs), targets[rows]
 
     options: dict[str, Any] = {"prepared": prepared, "progress": progress}
     if labels is None:
-        total = embedding.total(inputs, targets, weights=weights, **options)
+        total, losses = embedding.total_and_losses(inputs, targets, weights=weights, **options)
     else:
         members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
         count = [None if weights is None else weights[m] for m in members]
-        totals = [embedding.total(*some(m), weights=w, **options) for m, w in zip(members, count, strict=True)]
-        total = torch.stack(totals)
-    return total, embedding.dictionary(*some(rows), prepared=prepared, progress=progress)
+        found = [
+            embedding.total_and_losses(*some(m), weights=w, **options) for m, w in zip(members, count, strict=True)
+        ]
+        total = torch.stack([one for one, _ in found])
+        losses = torch.cat([of_class for _, of_class in found])[torch.cat(members).argsort().to(embedding.device)]
+    rows = with_standouts(rows, losses)
+    return total, embedding.dictionary(*some(rows), prepared=prepared, progress=progress), rows
 
 
 def total_of(candidates: Dictionary, weights: Tensor | None = None, labels: Tensor | None = None) -> Tensor:

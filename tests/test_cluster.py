@@ -24,6 +24,7 @@ from recollect import cluster
 from recollect.batch import Batch
 from recollect.cli import main
 from recollect.experiments import Experiment, open_store, reproduce
+from recollect.onepass import drawn
 from recollect.tables import Reading, Store
 from recollect.tables.reading import Dialect, Source, at_hand, columnar, content_hash
 from recollect.tables.workers import Workers, working
@@ -80,7 +81,10 @@ def test_all_candidates_may_stay_with_the_workers(layers: str) -> None:
 
 @pytest.mark.parametrize(("rows", "rows_per_task"), [(1000, 1000), (7777, 5000), (100, 9000)])
 def test_what_is_found_does_not_depend_on_how_examples_are_dealt_out(rows: int, rows_per_task: int) -> None:
-    batch = Batch.arriving(*examples(8500))
+    inputs, targets = examples(8500)
+    inputs[8123] *= 300
+    batch = Batch.arriving(inputs, targets)
+    assert 8123 not in drawn(batch.ids, 100, 0)
     found = []
     for pieces, per_task in ((8500, 8500), (rows, rows_per_task)):
         embedding = rc.GradientEmbedding(make_model, inits=3)
@@ -90,6 +94,7 @@ def test_what_is_found_does_not_depend_on_how_examples_are_dealt_out(rows: int, 
     one, other = found
     assert torch.equal(one.total.value(), other.total.value())
     assert torch.equal(one.candidates.ids, other.candidates.ids) and one.count == other.count == 8500
+    assert len(one.candidates) == 101 and 8123 in one.candidates.ids  # which stands out
 
 
 def children(parent: int, *pattern: str) -> list[int]:

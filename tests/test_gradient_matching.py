@@ -86,13 +86,13 @@ def test_the_kept_match_the_whole_stream_better_than_a_reservoir() -> None:
 
 def test_embeddings_of_the_kept_are_reused_not_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
-    embed = rc.GradientEmbedding.embed
+    dictionary = rc.GradientEmbedding.dictionary
 
-    def counting(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: bool) -> Tensor:
+    def counting(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: Any) -> Dictionary:
         counts.append(len(targets))
-        return embed(self, inputs, targets, **options)
+        return dictionary(self, inputs, targets, **options)
 
-    monkeypatch.setattr(rc.GradientEmbedding, "embed", counting)
+    monkeypatch.setattr(rc.GradientEmbedding, "dictionary", counting)
     memory = rc.GradientMatching(make_model, 10, inits=1, layers="all")
     inputs, targets = examples(60)
     for i in (0, 20, 40):
@@ -218,9 +218,9 @@ def test_all_options_are_visible_with_the_defaults_of_what_they_are_passed_to(fu
 
 def test_several_memories_share_an_embedding() -> None:
     embedding = rc.GradientEmbedding(make_model, layers="auto", inits=2, seed=3)
-    sharing = [rc.GradientMatching(embedding, size) for size in (5, 9)]
+    sharing = [rc.GradientMatching(embedding, size) for size in (7, 9)]
     assert sharing[0].seed == 3
-    alone = [rc.GradientMatching(make_model, size, inits=2, seed=3) for size in (5, 9)]
+    alone = [rc.GradientMatching(make_model, size, inits=2, seed=3) for size in (7, 9)]
     for first in (0, 30):
         inputs, targets = examples(30, seed=first)
         candidates = embedding.dictionary(inputs, targets)
@@ -606,3 +606,35 @@ def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
     assert float((memory.target - left).norm() / left.norm()) < 1e-6
     fitted = memory.batch.weights.double() @ (rows[memory.batch.ids])
     assert options or memory.error == pytest.approx(float((fitted - left).norm() / left.norm()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shortlist", "expected"), [(10.0, [200, 100, 100, 100]), (2.0, [40] * 4), (20.0, [400, 200, 134, 100])]
+)
+def test_of_what_arrives_late_as_many_are_candidates_as_it_is_a_part_of_everything(
+    shortlist: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    dictionary = rc.GradientEmbedding.dictionary
+
+    def counting(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: Any) -> Dictionary:
+        counts.append(len(targets))
+        return dictionary(self, inputs, targets, **options)
+
+    monkeypatch.setattr(rc.GradientEmbedding, "dictionary", counting)
+    memory = rc.GradientMatching(make_model, 20, inits=2, shortlist=shortlist)
+    for seed in range(4):
+        memory.update(*examples(500, seed=seed))
+    assert counts == expected
+
+
+def test_a_stream_of_unknown_length_is_chosen_from_as_if_it_came_at_once() -> None:
+    whole, passing = (rc.GradientMatching(make_model, 20, inits=2) for _ in range(2))
+    for memory in (whole, passing):
+        memory.update(*examples(500))
+    for count, seed in ((90, 1), (150, 2), (700, 3)):  # all are candidates; fewer than at first are; many come
+        inputs, targets = examples(count, seed=seed)
+        whole.update(inputs, targets)
+        passing.update(iter([(inputs[i : i + 40], targets[i : i + 40]) for i in range(0, count, 40)]))
+        assert torch.equal(whole.batch.ids, passing.batch.ids)
+        assert torch.equal(whole.batch.weights, passing.batch.weights)

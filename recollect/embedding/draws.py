@@ -2,18 +2,30 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from recollect.batch import Inputs, forward
-from recollect.embedding.layers import Use
-from recollect.embedding.listening import listen
+from recollect.embedding.listening import Heard, listen
 from recollect.embedding.plain import gradients_by_func, gradients_of
 from recollect.embedding.plan import Plan
 from recollect.embedding.projections import Projection
 from recollect.losses import LossFunction
 from recollect.numerics import single
+
+
+class Summed(NamedTuple):
+    """What a plain pass brings out.
+
+    Attributes:
+        gradients: of the sum of the losses, by parameter.
+        losses: of the examples, summed over draws if there are several.
+    """
+
+    gradients: dict[str, Tensor]
+    losses: Tensor
 
 
 @dataclass(frozen=True)
@@ -29,14 +41,14 @@ class Draw:
         """About how much memory it takes."""
         return 3 * sum(p.nbytes for p in self.model.parameters())  # the projection is of the same order
 
-    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[Use]:
+    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> Heard:
         """What parameters are used for in one pass; the loss is scaled."""
         return listen(
             self.model, self.plan.shapes, inputs, targets, self.losses, layouts=self.plan.layouts, scale=scale
-        ).uses
+        )
 
-    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
-        """Add the projected and scaled gradients of a few examples to `out` (n, width)."""
+    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> Tensor:
+        """Add the projected and scaled gradients of a few examples to `out` (n, width); returns their losses."""
         n, plan = len(targets), self.plan
         slow = [*plan.rest]
         if plan.layouts or plan.free:
@@ -48,22 +60,24 @@ class Draw:
             for name, gradient in heard.free.items():
                 self.projection.add_parameter(out, name, gradient.reshape(n, -1))
             slow += heard.strange  # in this pass only, such as a layer that few examples go through
+            losses = heard.losses
         else:
             with torch.no_grad():  # labels cannot be looked at inside vmap
-                self.losses(forward(self.model, inputs), targets)
+                losses = self.losses(forward(self.model, inputs), targets)
         if slow:
             for name, gradient in gradients_by_func(self.model, slow, inputs, targets, self.losses).items():
                 self.projection.add_parameter(out, name, single(gradient).reshape(n, -1) * scale)
+        return losses
 
-    def summed(self, inputs: Inputs, targets: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
-        """The gradient of the sum of the losses, each times its weight, by parameter: one plain pass."""
+    def summed(self, inputs: Inputs, targets: Tensor, weights: Tensor | None = None) -> Summed:
+        """The gradient of the sum of the losses, each times its weight: one plain pass."""
         known = dict(self.model.named_parameters())
         parameters = [known[name].requires_grad_() for name in self.plan.shapes]
         try:
             with torch.enable_grad():
                 losses = self.losses(forward(self.model, inputs), targets)
                 total = (losses if weights is None else losses * weights).sum()
-            return dict(zip(self.plan.shapes, gradients_of(total, parameters), strict=True))
+            return Summed(dict(zip(self.plan.shapes, gradients_of(total, parameters), strict=True)), losses.detach())
         finally:
             for parameter in parameters:
                 parameter.requires_grad_(False)

@@ -188,15 +188,24 @@ class GradientEmbedding:
         """
         inputs, targets = check_examples(inputs, targets)
         with self._knowing(prepared, inputs, targets) as known:
-            width = self._width(known.plan)
-            dtype = torch.float32 if known.draws is None else next(known.draws[0].model.parameters()).dtype
-            dtype = torch.promote_types(dtype, torch.float32)
-            out = lazy_zeros(len(targets), self.inits * width, dtype=dtype, device=self.device)
-            stacked = self._by_factors(known.plan)
-            for rows, draws, passing, examples in self._passes(known, stacked, inputs, targets, progress):
-                passing.add(out[rows, draws.start * width : draws.stop * width], *examples, self._scale)
-            _check_gradients(out)
-        return out
+            return self._embedded(known, inputs, targets, progress)[0]
+
+    def _embedded(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> tuple[Tensor, Tensor]:
+        """The embeddings, and the losses of the examples, the mean over all draws."""
+        width = self._width(prepared.plan)
+        dtype = torch.float32 if prepared.draws is None else next(prepared.draws[0].model.parameters()).dtype
+        dtype = torch.promote_types(dtype, torch.float32)
+        out = lazy_zeros(len(targets), self.inits * width, dtype=dtype, device=self.device)
+        losses = self._no_losses(len(targets))
+        stacked = self._by_factors(prepared.plan)
+        for rows, draws, passing, examples in self._passes(prepared, stacked, inputs, targets, progress):
+            found = passing.add(out[rows, draws.start * width : draws.stop * width], *examples, self._scale)
+            losses[rows] += found / self.inits
+        _check_gradients(out)
+        return out, losses
+
+    def _no_losses(self, n: int) -> Tensor:
+        return torch.zeros(n, dtype=torch.float64, device=self.device)
 
     def dictionary(
         self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False
@@ -204,12 +213,13 @@ class GradientEmbedding:
         """The embeddings as candidates for `pursue`: as factors where that is exact and smaller, else in memory.
 
         Unprojected gradients of one linear layer are kept as factors: those of `layers="last"` with
-        `projection=None` or "auto", or where the layer has no more than `dim` weights. Arguments are those of `embed`.
+        `projection=None` or "auto", or where the layer has no more than `dim` weights. They know the losses of the
+        examples, by which `GradientMatching` sees which of them stand out. Arguments are those of `embed`.
         """
         inputs, targets = check_examples(inputs, targets)
         with self._knowing(prepared, inputs, targets) as known:
             found = self._factors(known, inputs, targets, progress) if self._keeps_factors(known.plan) else None
-            return found or InMemory(self.embed(inputs, targets, prepared=known, progress=progress))
+            return found or InMemory(*self._embedded(known, inputs, targets, progress))
 
     def total(
         self,
@@ -229,12 +239,20 @@ class GradientEmbedding:
             prepared: by what `prepare` returned; by default what the first examples that were embedded decided.
             progress: show a progress bar in a terminal.
         """
-        return (
-            self.add_total(None, inputs, targets, weights=weights, prepared=prepared, progress=progress)
-            .value()
-            .flatten()
-            .to(self.device)
-        )
+        return self.total_and_losses(inputs, targets, weights=weights, prepared=prepared, progress=progress)[0]
+
+    def total_and_losses(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        weights: Any = None,
+        prepared: Prepared | None = None,
+        progress: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """As `total`, and the losses of the examples, the mean over all draws, which the same passes bring out."""
+        total, losses = self.add_total(None, inputs, targets, weights=weights, prepared=prepared, progress=progress)
+        return total.value().flatten().to(self.device), losses
 
     def add_total(
         self,
@@ -245,8 +263,8 @@ class GradientEmbedding:
         weights: Any = None,
         prepared: Prepared | None = None,
         progress: bool = False,
-    ) -> ExactSum:
-        """As `total`, added to what others have added up, (inits, dim), in place.
+    ) -> tuple[ExactSum, Tensor]:
+        """As `total_and_losses`, added to what others have added up, (inits, dim), in place.
 
         Whoever adds which examples, in whatever order, the sum is the same bit for bit, as long as each adds a multiple
         of `block_rows` consecutive ones, but for the last.
@@ -258,9 +276,12 @@ class GradientEmbedding:
             total = ExactSum(self.inits, width) if before is None else before
             block = self.block_rows(inputs)
             sums: dict[int, dict[str, Tensor]] = {}
+            losses = self._no_losses(len(targets))
             for rows, draws, passing, examples in self._passes(known, True, inputs, targets, progress):
                 mine = sums.setdefault(draws.start, {})
-                for name, gradient in passing.summed(*examples, None if counts is None else counts[rows]).items():
+                found = passing.summed(*examples, None if counts is None else counts[rows])
+                losses[rows] += found.losses / self.inits
+                for name, gradient in found.gradients.items():
                     mine[name] = mine[name].add_(gradient) if name in mine else gradient.double()
                 if rows.stop == len(targets) or rows.stop % block == 0:
                     out = torch.zeros(draws.stop - draws.start, width, dtype=torch.float64, device=self.device)
@@ -268,7 +289,7 @@ class GradientEmbedding:
                     if not torch.isfinite(out).all():
                         raise ValueError(f"gradients {_NOT_FINITE}")
                     total.add(out, draws.start)
-        return total
+        return total, losses
 
     @contextmanager
     def _knowing(self, prepared: Prepared | None, inputs: Inputs, targets: Tensor) -> Iterator[Prepared]:
@@ -300,9 +321,11 @@ class GradientEmbedding:
         """Both factors of a linear layer's gradients; None if it is used more than once for some example after all."""
         n = len(targets)
         delta, h, bias = torch.empty(0), torch.empty(0), False
+        losses = self._no_losses(n)
         for rows, draws, passing, examples in self._passes(prepared, True, inputs, targets, progress):
-            uses = passing.listen(*examples, self._scale)
-            count = rows.stop - rows.start
+            heard = passing.listen(*examples, self._scale)
+            losses[rows] += heard.losses / self.inits
+            uses, count = heard.uses, rows.stop - rows.start
             if len(uses) != 1 or (found := uses[0].delta) is None or found.shape[-2:-1] != (count,):
                 return None
             a = uses[0].input
@@ -312,7 +335,7 @@ class GradientEmbedding:
             delta[draws, rows] = found
             h[draws, rows] = a
         _check_gradients(delta.transpose(0, 1).flatten(1))
-        return Factored(delta, h, bias=bias)
+        return Factored(delta, h, bias=bias, losses=losses)
 
     def _passes(
         self, prepared: Prepared, stacked: bool, inputs: Inputs, targets: Tensor, progress: bool

@@ -7,7 +7,7 @@ people's making are all heard. What hides several uses in one function is comput
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -44,11 +44,13 @@ class Heard:
         uses: of parameters, examples first, with the gradient at what went out.
         free: gradients of parameters that were made anew for each example, (n, *shape).
         strange: parameters that were used in another way than planned, and by which function.
+        losses: of the examples, unscaled, summed over draws if there are several; none where nobody asked a loss.
     """
 
     uses: list[Use]
     free: dict[str, Tensor]
     strange: dict[str, Any]
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class Listener(TorchFunctionMode):
@@ -190,7 +192,7 @@ def listen(
     for use, delta in zip(listener.uses, gradients, strict=False):
         use.delta = None if delta is None else single(delta)
         use.input = single(use.input)
-    heard = Heard([use for use in listener.uses if use.delta is not None], {}, listener.strange)
+    heard = Heard([use for use in listener.uses if use.delta is not None], {}, listener.strange, each.detach())
     for name, gradient in zip(leaves, gradients[len(listener.marks) :], strict=True):
         if gradient is not None:
             heard.free[name] = single(gradient.reshape(n, *parameters[name].shape))
@@ -213,7 +215,8 @@ def arranged(heard: Heard, layouts: Mapping[Key, Layout], n: int) -> Heard:
         strange
     ):
         strange |= dict.fromkeys(more, "what it is used with")
-    return Heard([use for use in uses if strange.keys().isdisjoint(_names(use))], heard.free, strange)
+    uses = [use for use in uses if strange.keys().isdisjoint(_names(use))]
+    return replace(heard, uses=uses, strange=strange)
 
 
 def key_of(use: Use) -> Key:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.func import stack_module_state, vmap
 
 from recollect.batch import Inputs, functional_forward, map_inputs
-from recollect.embedding.draws import Draw
+from recollect.embedding.draws import Draw, Summed
 from recollect.embedding.layers import Use
-from recollect.embedding.listening import Listener, key_of
+from recollect.embedding.listening import Heard, Listener, key_of
 from recollect.embedding.plain import gradients_of
 from recollect.embedding.plan import PROBES
 from recollect.embedding.projections import Kronecker
@@ -46,14 +46,16 @@ class StackedDraws:
     def __len__(self) -> int:
         return len(self._draws)
 
-    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> None:
+    def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> Tensor:
         """Add the projected gradients of a few examples at all draws to `out` (n, draws * width)."""
         assert self._projections is not None
         out = out.view(len(targets), len(self), -1).transpose(0, 1)
-        for use in self.listen(inputs, targets, scale):
+        heard = self.listen(inputs, targets, scale)
+        for use in heard.uses:
             self._projections.add_stack(out, use)
+        return heard.losses
 
-    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> list[Use]:
+    def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> Heard:
         """As `listening.listen`, of all draws at once; what is noted has the draws first."""
         uses: list[Use] = []
 
@@ -71,21 +73,23 @@ class StackedDraws:
             losses, came, went = self._at_all(one)
             deltas = torch.autograd.grad(losses, went, torch.full_like(losses, scale), allow_unused=True)
         noted = zip(uses, came, deltas, strict=True)
-        return [
+        found = [
             replace(use, input=single(a.detach()), delta=single(delta)) for use, a, delta in noted if delta is not None
         ]
+        return Heard(found, {}, {}, losses.detach().sum(0))
 
-    def summed(self, inputs: Inputs, targets: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
-        """The gradient of the sum of the losses, each times its weight, by parameter, for all draws at once."""
+    def summed(self, inputs: Inputs, targets: Tensor, weights: Tensor | None = None) -> Summed:
+        """The gradient of the sum of the losses, each times its weight, for all draws at once."""
 
         def one(parameters: dict[str, Tensor], scale: Tensor | None) -> Tensor:
-            losses = self._losses_at(scale)(functional_forward(self._skeleton, parameters, inputs), targets)
-            return (losses if weights is None else losses * weights).sum()
+            return self._losses_at(scale)(functional_forward(self._skeleton, parameters, inputs), targets)
 
         names = list(self._plan.shapes)
         with torch.enable_grad():
-            total = self._at_all(one).sum()
-        return dict(zip(names, gradients_of(total, [self._weights[name] for name in names]), strict=True))
+            losses = self._at_all(one)
+            total = (losses if weights is None else losses * weights).sum()
+        gradients = gradients_of(total, [self._weights[name] for name in names])
+        return Summed(dict(zip(names, gradients, strict=True)), losses.detach().sum(0))
 
     def _at_all(self, one: Callable[..., Any]) -> Any:
         """What a function of a draw's weights and scale gives for all draws."""
@@ -108,11 +112,11 @@ class StackedDraws:
         """
         inputs, targets = map_inputs(lambda t: t[:PROBES], inputs), targets[:PROBES]
         try:
-            together = self.listen(inputs, targets, 1.0)
+            together = self.listen(inputs, targets, 1.0).uses
         except RuntimeError:
             return False
         for s, draw in enumerate(self._draws):
-            alone = draw.listen(inputs, targets, 1.0)
+            alone = draw.listen(inputs, targets, 1.0).uses
             if list(map(key_of, alone)) != list(map(key_of, together)):
                 return False
             for use, stack in zip(alone, together, strict=True):

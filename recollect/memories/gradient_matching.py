@@ -30,7 +30,7 @@ from recollect.cluster import (
     look_over,
     of_dataset,
 )
-from recollect.dictionary import Dictionary, joined, remembered, taken, to_remember, weighted_sum
+from recollect.dictionary import Dictionary, joined, losses_of, remembered, taken, to_remember, weighted_sum
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import OWN, TOTAL, Choice, Memory, plain_options
@@ -39,6 +39,10 @@ from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import uniform_keys
 from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted, total_of
 from recollect.sources import Stream
+from recollect.standouts import with_standouts
+
+LEAST = 5.0
+"""Candidates for each place among those that arrive, however few they are beside what has been seen."""
 
 ROOM = 4
 """One of so many places is left free for what comes next, where examples come a few at a time."""
@@ -90,8 +94,9 @@ class GradientMatching(Memory):
         scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
-        shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
-            to be matched. None considers all, as in the paper.
+        shortlist: how many candidates are drawn at random for each place; all examples count in what is to be matched.
+            Of those that arrive later so many are drawn as they are a part of everything seen, but five for each place
+            at least. None considers all, as in the paper.
         class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
             same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
             which under "balanced" follow the frequencies of everything seen.
@@ -289,7 +294,8 @@ class GradientMatching(Memory):
         return one_pass(
             embedding,
             stream.batches(self.seen, like=self._batch),
-            shortlist_length(self.capacity, self._shortlist),
+            self._limit,
+            most=shortlist_length(self.capacity, self._shortlist),
             seed=self.seed,
             length=stream.length,
             prepared=prepared,
@@ -298,7 +304,21 @@ class GradientMatching(Memory):
 
     def _are_many(self, targets: Tensor) -> bool:
         """Whether not all of them are candidates; if all are, they must be here anyway."""
-        return len(targets) > shortlist_length(self.capacity, self._shortlist)
+        return len(targets) > self._limit(len(targets))
+
+    def _limit(self, count: int) -> int:
+        """How many of so many examples that arrive are candidates at most."""
+        return shortlist_length(self.capacity, self._shortlist_for(count, self.total_weight + count))
+
+    def _shortlist_for(self, arrived: float, total: float) -> float | None:
+        """How many candidates there are for each place, where what arrived is so much of everything up to then.
+
+        As many as `shortlist` says for each place that they may take in the end: examples that are a tenth of all stand
+        for a tenth of it. All of them where classes have weights and places of their own.
+        """
+        if self._shortlist is None or self._classes != (None, 0):
+            return self._shortlist
+        return max(min(self._shortlist, LEAST), self._shortlist * arrived / (total or 1.0))
 
     def _update_elsewhere(self, cut: Callable[[], tuple[list[Piece], Load]]) -> None:
         if self.cluster is None:
@@ -314,9 +334,10 @@ class GradientMatching(Memory):
             load: makes examples of what a piece says.
             processors: how many the cluster has.
         """
-        limit = shortlist_length(self.capacity, self._shortlist)
         before, waiting = self._before_those_that_wait()
-        if len(waiting) + sum(piece.rows for piece in pieces) <= limit:  # all are candidates: they come here anyway
+        count = len(waiting) + sum(piece.rows for piece in pieces)
+        limit = before._limit(count)
+        if count <= limit:  # all are candidates: they come here anyway
             held, arrived = self._beside_held(fetched(pieces, load, self.seen))
             self._take_in(held, arrived, len(arrived))
             return
@@ -369,7 +390,7 @@ class GradientMatching(Memory):
                 return thinned
         labels, seen = self._count(arrived)
         if arrivals is None:
-            pool = self._gathered(arrived, candidates, embedding, prepared, labels, seen)
+            pool = self._gathered(arrived, candidates, embedding, prepared, labels, seen, total)
         else:
             pool = _Pool.of(arrived, *arrivals.gathered(embedding, progress=self.progress))
         if len(waiting):
@@ -396,19 +417,23 @@ class GradientMatching(Memory):
         prepared: Prepared,
         labels: Tensor | None,
         seen: Tally | None,
+        total: float,
     ) -> "_Pool":
-        """What arrived: the sum of its embeddings, and those on the shortlist as candidates."""
+        """What arrived: the sum of its embeddings, and those on the shortlist, or standing out, as candidates."""
         weights = arrived.weights.to(embedding.device) if arrived.weighted else None
         about: dict[str, Any] = {"weights": weights, "labels": labels}
+        shortlist = self._shortlist_for(float(arrived.weights.sum(dtype=torch.float64)), total)
         rows = shortlisted(
-            arrived.ids.cpu(), self.capacity, self._shortlist, self.seed, seen=seen, classes=self._classes, **about
+            arrived.ids.cpu(), self.capacity, shortlist, self.seed, seen=seen, classes=self._classes, **about
         )
         if candidates is None:
             options = {**about, "prepared": prepared, "progress": self.progress}
-            target, candidates = gather(embedding, arrived.inputs, arrived.targets, rows, **options)
+            target, candidates, rows = gather(embedding, arrived.inputs, arrived.targets, rows, **options)
         else:
             target = total_of(candidates, **about)
-            candidates = candidates if rows is None else taken(candidates, rows)
+            if rows is not None:
+                rows = with_standouts(rows, losses_of(candidates))
+                candidates = taken(candidates, rows)
         if seen is not None and labels is not None:
             target = seen.spread(target, Tally.of(labels))
         return _Pool.of(arrived, target, candidates, rows)
