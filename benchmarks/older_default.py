@@ -55,25 +55,17 @@ def write(path: Path, names: list[str]) -> None:
 def compare(path: Path, names: list[str]) -> None:
     from shortlists import fresh_error
 
-    from recollect.dictionary import taken
-    from recollect.selection import SHORTLIST, shortlisted
-
     older = json.loads(path.read_text())
     print("data | kept | seed | older | default | default over older", flush=True)
     for name in names:
         for seed in range(SEEDS):
             make_model, data, layers = problem(name, seed)
-            as_default: dict[str, Any] = {"layers": "auto", "projection": "auto"}
-            candidates = rc.GradientEmbedding(make_model, seed=seed, **as_default).dictionary(*data)
-            target, error = candidates.sum(), fresh_error(make_model, data, seed, layers)
+            error = fresh_error(make_model, data, seed, layers)
             for size in SIZES:
                 before = older[f"{name} {size} {seed}"]
                 indices, weights = torch.tensor(before["indices"]), torch.tensor(before["weights"], dtype=torch.float64)
-                some = shortlisted(torch.arange(len(data[1])), size, SHORTLIST, seed)
-                assert some is not None
-                mine = rc.pursue(taken(candidates, some), size, target=target)
                 theirs = error(rc.Coreset(indices, weights, 0.0))
-                ours = error(rc.Coreset(some[mine.indices], mine.weights, 0.0))
+                ours = error(rc.select(make_model, *data, size, seed=seed))
                 print(f"{name} | {size} | {seed} | {theirs:.4f} | {ours:.4f} | {ours / theirs:.3f}", flush=True)
 
 

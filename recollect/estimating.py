@@ -125,7 +125,7 @@ def estimate(
 
     itemsize = torch.empty(0, dtype=found.dtype).element_size()
     per_row = form.width if isinstance(form, Outer) else found.dim
-    near = min(k, look(size, form)[1])
+    near = min(k, look(size, form, k)[1])
     weights = sum(p.nbytes for p in embedding._model(0).parameters())
     draws = embedding.inits if prepared.draws is not None else 1
     raw = sum(value[:1].nbytes for value in named_tensors(examples.inputs).values())
@@ -230,7 +230,7 @@ def _choosing_near(k: int, dim: int, size: int, form: Form) -> float:
     chosen = until = near = 0
     while chosen < size:
         if chosen >= until:
-            picks, near = look(chosen, form)
+            picks, near = look(chosen, form, k)
             near, until = min(near, k), chosen + picks
             cost += k * dim * scan + near * width * _GATHERED + near * chosen * (width + chosen) * _MULTIPLIED
         picks = min(picks_per_scan(chosen, "least-squares", exact=False), size - chosen)

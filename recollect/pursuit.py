@@ -82,7 +82,9 @@ POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot a
 PICKS_PER_LOOK = (8, 128)  # at least and at most, before least squares looks at all candidates again
 NEAR_PER_PICK = 6  # rows that are kept near for each pick until then
 CHOSEN_PER_LOOK, NEAR_AT_LEAST = 6, 512  # a look once so many chosen have become one more, and how many are near
-CHOSEN_PER_LOOK_OF_FACTORS, NEAR_FACTORS_AT_LEAST = 4, 1024  # products of near ones take a fraction of the time
+CHOSEN_PER_LOOK_OF_FACTORS = 4  # products of near ones take a fraction of the time
+NEAR_FACTORS = (1024, 2048)  # at least, and at most where there are many candidates, of which one in so many is near:
+CANDIDATES_PER_NEAR = 5
 MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
 DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
 HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
@@ -654,7 +656,7 @@ class Near:
 
     def _look(self, fit: RidgeFit) -> None:
         """Find out which of all candidates are near now."""
-        picks, some = look(len(fit), self._problem.form)
+        picks, some = look(len(fit), self._problem.form, len(self._squares))
         self._rows, self._W = self._squares[:0], None  # whose room others will take
         scores = self._problem.scores(self._problem.products(fit.residual), self._squares)
         scores.masked_fill_(~fit.open, -torch.inf)
@@ -680,13 +682,18 @@ class Near:
         return float(scores.masked_fill_(~fit.open[self._indices], -torch.inf).max()) < self._outside
 
 
-def look(chosen: int, form: Form) -> tuple[int, int]:
+def look(chosen: int, form: Form, candidates: int) -> tuple[int, int]:
     """How many rows least squares picks at most before it looks at all candidates again, and how many it keeps near."""
-    least, most = PICKS_PER_LOOK
-    by_factors = isinstance(form, Outer)
-    picks = min(max(chosen // (CHOSEN_PER_LOOK_OF_FACTORS if by_factors else CHOSEN_PER_LOOK), least), most)
-    at_least = NEAR_FACTORS_AT_LEAST if by_factors else NEAR_AT_LEAST
+    per_look, at_least = CHOSEN_PER_LOOK, NEAR_AT_LEAST
+    if isinstance(form, Outer):
+        per_look = CHOSEN_PER_LOOK_OF_FACTORS
+        at_least = _between(*NEAR_FACTORS, candidates // CANDIDATES_PER_NEAR)
+    picks = _between(*PICKS_PER_LOOK, chosen // per_look)
     return picks, max(NEAR_PER_PICK * picks, at_least)
+
+
+def _between(least: int, most: int, value: int) -> int:
+    return min(max(value, least), most)
 
 
 def pool_size(picks: int) -> int:
