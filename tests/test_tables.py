@@ -66,6 +66,9 @@ def test_a_run_that_departs_from_the_paper_counts_nowhere() -> None:
         assert tables.counting(results) == [plain]
         assert tables.summarise(results) == {("gdumb", "mnist", "gmc", 500): (50.0, 0.0, 1, 200)}
         assert figures.per_task(results).axes[0].lines[0].get_ydata().tolist() == [50.0] * 4
+    fewer = [result(learner="er", size=500, every_task=True, accuracies=[30.0], epochs=e) for e in (3, 20, 20)]
+    (panel,) = [axes for axes in figures.per_task([plain, *fewer], "er").axes if axes.get_visible()]
+    assert panel.get_title().endswith(", 20 epochs") and panel.lines[0].get_ydata().tolist() == [30.0]
     assert tables.varying([*odd, plain]) == [odd[3]]
     varied = [result(dataset="fashion-mnist", size=1000, options={"dim": 100}, epochs=e) for e in (200, 3)]
     varied[1]["final_accuracy"] = 99.0

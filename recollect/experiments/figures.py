@@ -1,6 +1,7 @@
 """Figures as pure functions of results: means with one standard deviation, as in the paper."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recollect.datasets import Dataset
-from recollect.experiments.tables import EPOCHS, NAMES, Cell, Results, by_epochs, cell, counting, gains, varying
+from recollect.experiments.tables import (
+    EPOCHS,
+    NAMES,
+    Cell,
+    Results,
+    by_epochs,
+    cell,
+    counting,
+    gains,
+    shortened,
+    varying,
+)
 from recollect.experiments.targets import COMPARED, DATASETS, SENSITIVITY, SIZES, paper_results
 from recollect.streams import sorted_by_feature
 
@@ -116,18 +128,25 @@ def regularisation(results: Results) -> Figure:
     return _two_curves(results, "center", ("uniform", "zero"), "regularization", "lambda / S")
 
 
-def per_task(results: Results, size: int = 500) -> Figure:
-    """Accuracy on the whole test part after each batch of the stream (Figure 6)."""
-    runs = [r for r in counting(results) if r["every_task"] and r["size"] == size and r["learner"] == "gdumb"]
+def per_task(results: Results, learner: str = "gdumb", size: int = 500) -> Figure:
+    """Accuracy on the whole test part after each batch of the stream (Figures 6 and 7).
+
+    A panel shows runs of one number of epochs, that of most runs, and says so where it is not the paper's.
+    """
+    whole = [*counting(results), *shortened(results)]
+    runs = [r for r in whole if r["every_task"] and r["size"] == size and r["learner"] == learner]
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([name for name in DATASETS if any(r["dataset"] == name for r in runs)])
         for dataset, axes in panels.items():
+            counts = Counter(r["epochs"] for r in runs if r["dataset"] == dataset)
+            epochs = max(counts, key=lambda e: (counts[e], e))
             for memory, color in COLORS.items():
-                found = [r["accuracies"] for r in runs if r["dataset"] == dataset and r["memory"] == memory]
+                key = (dataset, memory, epochs)
+                found = [r["accuracies"] for r in runs if (r["dataset"], r["memory"], r["epochs"]) == key]
                 if found:
                     by_task = zip(*found, strict=True)
                     _curve(axes, {t: cell(values) for t, values in enumerate(by_task, 1)}, color, NAMES[memory])
-            axes.set_title(NAMES[dataset])
+            axes.set_title(NAMES[dataset] + ("" if epochs == EPOCHS else f", {epochs} epochs"))
             axes.set_xlabel("batches seen")
             axes.grid(axis="y", alpha=0.25)
         _common_legend(figure, panels)

@@ -16,6 +16,7 @@ from recollect.experiments.tables import (
     counting,
     coverage,
     gains,
+    shortened,
     summarise,
     varying,
 )
@@ -85,8 +86,9 @@ def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]
         made.append(("initialisation", "Other initialisations", figures.initialisation(results)))
     if "center" in changed:
         made.append(("regularisation", "Pulled towards equal weights or zero", figures.regularisation(results)))
-    if any(r["every_task"] for r in counting(results)):
-        made.append(("per-task", "After each batch of the stream", figures.per_task(results)))
+    for name, file in (("gdumb", "per-task"), ("er", "per-task-er")):
+        if any(r["every_task"] and r["learner"] == name for r in [*counting(results), *shortened(results)]):
+            made.append((file, f"{NAMES[name]}: after each batch of the stream", figures.per_task(results, name)))
     if datasets.find("covertype") is not None:
         frequencies = figures.class_frequencies(datasets.load("covertype"))
         made.append(("class-frequencies", "Class frequencies along the sorted Covertype stream", frequencies))
