@@ -77,8 +77,14 @@ class Problem:
 
     @cache  # noqa: B019
     def rows(self, setting: str) -> Tensor:
-        """Embeddings of all rows, as in "last 5 1000" for layers, S and d; "fresh" for draws that no rule sees."""
+        """Embeddings of all rows, as in "last 5 1000" for layers, S and d; "fresh" for draws that no rule sees.
+
+        With "trained 100" half of the draws are trained for so many steps.
+        """
         layers, inits, dim, *joined = setting.split()
+        init: Any = "default"
+        if joined[:1] == ["trained"]:
+            init, joined = partial(self.train_half, int(joined[1])), []
         if joined:
             share, sharpness = map(float, joined)
             E = self.rows(f"{layers} {inits} {dim}")
@@ -86,10 +92,25 @@ class Problem:
         seed = self.seed + 1000 if layers == "fresh" else self.seed
         layers = "all" if layers == "fresh" else layers
         start = time.process_time()
-        embedding = rc.GradientEmbedding(self.make_model, layers=layers, inits=int(inits), dim=int(dim), seed=seed)
+        embedding = rc.GradientEmbedding(
+            self.make_model, layers=layers, inits=int(inits), dim=int(dim), init=init, seed=seed
+        )
         found = embedding.embed(self.inputs, self.targets)
         self.seconds[setting] = time.process_time() - start
         return found
+
+    def train_half(self, steps: int, model: torch.nn.Module) -> None:
+        """As a way to initialise: every second draw, by the toss of a coin, is trained on a few batches."""
+        if float(torch.rand(())) < 0.5:
+            return
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        for _ in range(steps):
+            rows = torch.randint(len(self.targets), (100,))
+            optimizer.zero_grad()
+            with torch.enable_grad():
+                loss = torch.nn.functional.cross_entropy(model(self.inputs[rows]), self.targets[rows])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
 
     def waves(self, sharpness: float, count: int = 4000) -> Tensor:
         """Random Fourier features of the inputs, whose products estimate exp(-sharpness d^2 / mean d^2) in a class."""
@@ -212,6 +233,8 @@ RULES: dict[str, Rule] = {
     "last, S=10": partial(matching, "last 10 1000"),
     "last, S=10, lambda 0.0001": partial(matching, "last 10 1000", regularization=0.0001),
     "last, unprojected": partial(matching, "last 10 100000"),
+    "last, half the draws trained, 30": partial(matching, "last 10 100000 trained 30"),
+    "last, half the draws trained, 100": partial(matching, "last 10 100000 trained 100"),
     "last, S=20": partial(matching, "last 20 1000"),
     "last, S=5": partial(matching, "last 5 1000"),
     "last, S=5, d=250": partial(matching, "last 5 250"),
@@ -350,6 +373,9 @@ PAIRS = [
     ("all, S=10, d=1000", "clustering"),
     ("last, S=10", "clustering"),
     ("last, unprojected", "clustering"),
+    ("last, half the draws trained, 30", "last, unprojected"),
+    ("last, half the draws trained, 100", "last, unprojected"),
+    ("last, half the draws trained, 100", "clustering"),
     ("clustering, weights matched, pull 0.1", "clustering"),
     ("clustering, weights matched, pull 0.01", "clustering"),
     ("gradient clusters by class, matched, pull 0.1", "clustering"),

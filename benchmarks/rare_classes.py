@@ -4,8 +4,8 @@
 `walking, 1 to 100` has the four most frequent walkers of Walking Activity, 3000 rows each of two of them and 30 each of
 the others. All rows arrive in five updates, sorted by the first feature. GDumb's network with its usual training is
 tested on 8000 rows of the test part, or on 2000 for each of the four walkers; accuracy counts classes as often as they
-come in training, balanced accuracy all the same. Gradients are projected to 300 numbers for each of 10
-initialisations. Results are appended to `results/rare_classes.jsonl`; what is there is not repeated.
+come in training, balanced accuracy all the same. Gradients are those of the default, the last layer's.
+Results are appended to `results/rare_classes.jsonl`; what is there is not repeated.
 Run as `python benchmarks/rare_classes.py [seed ...]`; takes about half a minute per seed on a quiet core.
 """
 
@@ -25,7 +25,6 @@ import recollect as rc
 
 RESULTS = Path(__file__).parent.parent / "results" / "rare_classes.jsonl"
 SIZES = (200,)
-DIM = 300
 UPDATES = 5
 WALKERS = (16, 17, 19, 13)
 WAYS = {
@@ -80,7 +79,7 @@ def measure(name: str, seed: int) -> None:
         return
     table = TABLES[name](seed)
     make_model = partial(rc.models.mlp, table.inputs.shape[1], table.n_classes)
-    embedding = rc.GradientEmbedding(make_model, dim=DIM, seed=seed)
+    embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", seed=seed)  # as by default
     memories: dict[tuple[str, int], rc.Memory] = {}
     for way, size in todo:
         options = WAYS[way]
