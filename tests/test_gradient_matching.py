@@ -609,7 +609,7 @@ def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shortlist", "expected"), [(10.0, [200, 100, 100, 100]), (2.0, [40] * 4), (20.0, [400, 200, 134, 100])]
+    ("shortlist", "expected"), [(10.0, [200, 100, 67, 50]), (2.0, [40] * 4), (20.0, [400, 200, 134, 100])]
 )
 def test_of_what_arrives_late_as_many_are_candidates_as_it_is_a_part_of_everything(
     shortlist: float, expected: list[int], monkeypatch: pytest.MonkeyPatch

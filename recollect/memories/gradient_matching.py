@@ -41,7 +41,7 @@ from recollect.selection import SHORTLIST, gather, shortlist_length, shortlisted
 from recollect.sources import Stream
 from recollect.standouts import with_standouts
 
-LEAST = 5.0
+LEAST = 2.0
 """Candidates for each place among those that arrive, however few they are beside what has been seen."""
 
 ROOM = 4
@@ -95,7 +95,7 @@ class GradientMatching(Memory):
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
         shortlist: how many candidates are drawn at random for each place; all examples count in what is to be matched.
-            Of those that arrive later so many are drawn as they are a part of everything seen, but five for each place
+            Of those that arrive later so many are drawn as they are a part of everything seen, but two for each place
             at least. None considers all, as in the paper.
         class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
             same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
