@@ -609,12 +609,20 @@ def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shortlist", "expected"), [(10.0, [200, 100, 67, 50]), (2.0, [40] * 4), (20.0, [400, 200, 134, 100])]
+    ("shortlist", "fewest", "expected"),
+    [
+        (10.0, 0, [200, 100, 67, 50]),
+        (2.0, 0, [40] * 4),
+        (20.0, 0, [400, 200, 134, 100]),
+        (20.0, 150, [400, 200, 150, 150]),
+        (10.0, 1000, [200] * 4),
+    ],
 )
 def test_of_what_arrives_late_as_many_are_candidates_as_it_is_a_part_of_everything(
-    shortlist: float, expected: list[int], monkeypatch: pytest.MonkeyPatch
+    shortlist: float, fewest: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = []
+    monkeypatch.setattr("recollect.memories.gradient_matching.FEWEST", fewest)
     dictionary = rc.GradientEmbedding.dictionary
 
     def counting(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: Any) -> Dictionary:
@@ -628,7 +636,8 @@ def test_of_what_arrives_late_as_many_are_candidates_as_it_is_a_part_of_everythi
     assert counts == expected
 
 
-def test_a_stream_of_unknown_length_is_chosen_from_as_if_it_came_at_once() -> None:
+def test_a_stream_of_unknown_length_is_chosen_from_as_if_it_came_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recollect.memories.gradient_matching.FEWEST", 0)
     whole, passing = (rc.GradientMatching(make_model, 20, inits=2) for _ in range(2))
     for memory in (whole, passing):
         memory.update(*examples(500))

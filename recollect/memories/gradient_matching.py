@@ -44,6 +44,10 @@ from recollect.standouts import with_standouts
 LEAST = 2.0
 """Candidates for each place among those that arrive, however few they are beside what has been seen."""
 
+FEWEST = 1000
+"""Candidates at least among those that arrive, as far as the shortlist goes: so few cost next to nothing, and a small
+memory of classes that come one after the other needs them."""
+
 ROOM = 4
 """One of so many places is left free for what comes next, where examples come a few at a time."""
 
@@ -96,7 +100,7 @@ class GradientMatching(Memory):
         device: where to compute.
         shortlist: how many candidates are drawn at random for each place; all examples count in what is to be matched.
             Of those that arrive later so many are drawn as they are a part of everything seen, but two for each place
-            at least. None considers all, as in the paper.
+            and a thousand at least. None considers all, as in the paper.
         class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
             same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
             which under "balanced" follow the frequencies of everything seen.
@@ -318,7 +322,8 @@ class GradientMatching(Memory):
         """
         if self._shortlist is None or self._classes != (None, 0):
             return self._shortlist
-        return max(min(self._shortlist, LEAST), self._shortlist * arrived / (total or 1.0))
+        least = max(LEAST, FEWEST / self.capacity)
+        return max(min(self._shortlist, least), self._shortlist * arrived / (total or 1.0))
 
     def _update_elsewhere(self, cut: Callable[[], tuple[list[Piece], Load]]) -> None:
         if self.cluster is None:
