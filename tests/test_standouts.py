@@ -56,7 +56,7 @@ def test_a_loss_stands_out_by_deviations_above_the_mean() -> None:
 def test_none_stands_out_where_all_losses_are_nearly_the_same(value: float) -> None:
     losses = torch.full((500,), value, dtype=torch.float64)
     losses[3] += 0.01 * abs(value)
-    assert with_standouts(torch.arange(10), losses).tolist() == list(range(10))
+    assert with_standouts(torch.arange(10, 20), losses).tolist() == list(range(10, 20))
 
 
 def test_standouts_are_a_tenth_of_the_candidates_at_most() -> None:
@@ -79,6 +79,17 @@ def test_who_stands_out_does_not_depend_on_how_the_stream_is_cut(cuts: list[int]
         found = part if found is None else found.plus(part)
     assert found is not None
     assert found.beside(everything.take(some)).ids.tolist() == expected.tolist()
+    assert found.beside(everything.take(expected)).ids.tolist() == expected.tolist()  # none of them twice
+    whole = losses.sum(), losses.square().sum()
+    torch.testing.assert_close((found.total, found.squares), tuple(map(float, whole)), rtol=1e-12, atol=0.0)
+
+
+def test_of_many_that_stand_out_the_loudest_are_candidates() -> None:
+    everything, losses = Batch.arriving(torch.zeros(5000, 1), torch.zeros(5000)), torch.ones(5000)
+    losses[:10] = torch.arange(300.0, 310.0)
+    some = torch.arange(1000, 1030)
+    found = Standouts.of(everything, losses, 200).beside(everything.take(some))  # more were to be drawn at first
+    assert found.ids.tolist() == with_standouts(some, losses).tolist() == [7, 8, 9, *range(1000, 1030)]
 
 
 def test_an_example_that_stands_out_is_chosen_whoever_looks_at_it() -> None:
@@ -90,6 +101,13 @@ def test_an_example_that_stands_out_is_chosen_whoever_looks_at_it() -> None:
     assert torch.equal(in_passing.indices, coreset.indices) and torch.equal(in_passing.weights, coreset.weights)
     by_class = rc.select(make_model, inputs, targets, 12, shortlist=2, min_per_class=1)
     assert set(OUTLIERS) <= set(by_class.indices.tolist())
+
+
+def test_what_stood_out_in_an_earlier_block_is_remembered() -> None:
+    inputs, targets = examples(9000)
+    batches = [(inputs[i : i + 1000], targets[i : i + 1000]) for i in range(0, 9000, 1000)]
+    whole, in_passing = (rc.select(make_model, *data, size=12, inits=2) for data in ((inputs, targets), (batches,)))
+    assert set(OUTLIERS) <= set(whole.indices.tolist()) and torch.equal(whole.indices, in_passing.indices)
 
 
 def test_a_memory_keeps_what_stands_out_with_embeddings_at_hand_or_not() -> None:
