@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 
 import torch
@@ -46,10 +45,10 @@ class Arrivals:
 def one_pass(
     embedding: GradientEmbedding,
     batches: Iterable[Batch],
-    limit: int | Callable[[int], int],
+    limit: int,
     *,
     seed: int,
-    most: int | None = None,
+    fewer: Callable[[int], int] | None = None,
     length: int | None = None,
     prepared: Prepared | None = None,
     progress: bool = False,
@@ -62,16 +61,13 @@ def one_pass(
     Args:
         embedding: how examples become vectors.
         batches: the examples, with their ids.
-        limit: how many candidates are drawn at most; or a function of how many examples there were in the end.
+        limit: how many candidates are drawn at most.
         seed: of the keys.
-        most: the largest value of that function.
+        fewer: how many are drawn of so many examples, if that may be fewer: known in the end only.
         length: how many examples there will be, if that is known, for the progress bar.
         prepared: what was decided on earlier examples; on these if None.
         progress: show a progress bar in a terminal.
     """
-    limit_of = limit if callable(limit) else partial(_always, limit)
-    most = limit if isinstance(limit, int) else most
-    assert most is not None
     first, batches = _peek(batches)
     total: ExactSum | None = None
     some: Batch | None = None
@@ -84,30 +80,27 @@ def one_pass(
             count += len(block)
             classes = torch.cat([classes, whole_classes(block.targets)]).unique()
             some = block if some is None else Batch.joined([some, block])
-            if count > most:
+            if count > limit:
                 new = some if total is None else block  # until now all were candidates, and may have been all there are
-                total, found = _added(embedding, total, new, most, prepared)
+                total, found = _added(embedding, total, new, limit, prepared)
                 standouts = found if standouts is None else standouts.plus(found)
-                some = some.take(drawn(some.ids.cpu(), most, seed))
+                some = some.take(drawn(some.ids.cpu(), limit, seed))
             bar.advance(len(block))
     assert some is not None and prepared is not None
-    if count > limit_of(count):
+    last = limit if fewer is None else fewer(count)
+    if count > last:
         if standouts is None:
-            total, standouts = _added(embedding, None, some, most, prepared)
-        some = standouts.beside(some.take(drawn(some.ids.cpu(), limit_of(count), seed)))
+            total, standouts = _added(embedding, None, some, limit, prepared)
+        some = standouts.beside(some.take(drawn(some.ids.cpu(), last, seed)))
     return Arrivals(some, total, count, prepared, classes)
 
 
 def _added(
-    embedding: GradientEmbedding, total: ExactSum | None, new: Batch, most: int, prepared: Prepared
+    embedding: GradientEmbedding, total: ExactSum | None, new: Batch, limit: int, prepared: Prepared
 ) -> tuple[ExactSum, Standouts]:
     """The sum with some more examples, and which of these may stand out."""
     total, losses = embedding.add_total(total, new.inputs, new.targets, prepared=prepared)
-    return total, Standouts.of(new, losses, most)
-
-
-def _always(limit: int, count: int) -> int:
-    return limit
+    return total, Standouts.of(new, losses, limit)
 
 
 def drawn(ids: Tensor, limit: int, seed: int) -> Tensor:

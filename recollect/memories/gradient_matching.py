@@ -298,8 +298,8 @@ class GradientMatching(Memory):
         return one_pass(
             embedding,
             stream.batches(self.seen, like=self._batch),
-            self._limit,
-            most=shortlist_length(self.capacity, self._shortlist),
+            shortlist_length(self.capacity, self._shortlist),
+            fewer=self._limit,
             seed=self.seed,
             length=stream.length,
             prepared=prepared,
