@@ -1,5 +1,6 @@
 """The one type that everything passes: examples with their targets, weights and places in the stream."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -348,7 +349,7 @@ def _check_finite(value: Tensor, what: str) -> None:
     if not value.is_floating_point():
         return
     # A sum is finite unless an entry is not (or it overflows): one cheap pass decides in nearly all cases.
-    if torch.isfinite(value.sum()):
+    if math.isfinite(value.sum()):
         return
     bad = (~torch.isfinite(value.reshape(len(value), -1))).any(1)
     if bad.any():

@@ -4,6 +4,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+@lru_cache(maxsize=256)  # the same few are asked for at each of many small updates
 def derive_seed(seed: int, *path: int | str) -> int:
     """A seed for one purpose, statistically independent of those for every other purpose.
 

@@ -153,17 +153,27 @@ class Outer(NamedTuple):
         return total
 
     def combined(self, weights: Tensor, rows: Tensor) -> Tensor:
+        if len(rows) <= _FEW:
+            weighted, h = (factor.double() for factor in self.factors(rows))
+            weighted = weighted * weights.double()[:, None]
+            sums = (weighted.mT @ h).flatten(1)
+            sums = torch.cat([sums, weighted.sum(1)], 1) if self.bias else sums
+            return self._padded(sums.flatten(), weights)
         parts = []
         for d, h in zip(*self.factors(rows), strict=True):
             weighted = d.double() * weights.double()[:, None]
             parts.append((weighted.T @ h.double()).flatten())
             if self.bias:
                 parts.append(weighted.sum(0))
-        if self.padding:
-            rest = torch.zeros(self.padding, dtype=torch.float64, device=rows.device)
-            rest[0] = self.constant * float(weights.sum(dtype=torch.float64))
-            parts.append(rest)
-        return torch.cat(parts)
+        return self._padded(torch.cat(parts), weights)
+
+    def _padded(self, combined: Tensor, weights: Tensor) -> Tensor:
+        """With the entry that all rows share, and the zeros after it."""
+        if not self.padding:
+            return combined
+        rest = combined.new_zeros(self.padding)
+        rest[0] = self.constant * float(weights.sum(dtype=torch.float64))
+        return torch.cat([combined, rest])
 
     def sum(self, rows: Tensor) -> Tensor:
         return self.combined(torch.ones(len(rows), dtype=torch.float64, device=rows.device), rows)

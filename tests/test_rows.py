@@ -4,7 +4,17 @@ import pytest
 import torch
 
 import recollect as rc
-from recollect.dictionary import Factored, InMemory, joined, part, remembered, taken, to_remember, weighted_sum
+from recollect.dictionary import (
+    Factored,
+    InMemory,
+    joined,
+    part,
+    remembered,
+    remembering_more,
+    taken,
+    to_remember,
+    weighted_sum,
+)
 from recollect.rows import Outer, Plain
 
 
@@ -15,22 +25,24 @@ def factored(n: int, *, inits: int = 3, n_out: int = 4, n_in: int = 6, bias: boo
     return Factored(deltas + 0.2, inputs, bias=bias)
 
 
+@pytest.mark.parametrize("n", [9, 300])  # all initialisations at once, and one after the other
 @pytest.mark.parametrize("constant", [0.0, 0.7])
 @pytest.mark.parametrize("bias", [True, False])
-def test_all_that_is_asked_of_factors_is_what_formed_rows_answer(bias: bool, constant: float) -> None:
-    candidates = factored(9, bias=bias)
+def test_all_that_is_asked_of_factors_is_what_formed_rows_answer(bias: bool, constant: float, n: int) -> None:
+    candidates = factored(n, bias=bias)
     form = candidates.form._replace(constant=constant, padding=16 if constant else 0)
-    packed = candidates.packed(torch.arange(9)).double()
+    packed = candidates.packed(torch.arange(n)).double()
     rows, plain = form.formed(packed), Plain()
-    assert rows.shape == (9, 3 * 4 * (6 + bias) + form.padding)
-    assert torch.allclose(rows[:, : form.dim].float(), candidates.rows(torch.arange(9)))
+    assert rows.shape == (n, 3 * 4 * (6 + bias) + form.padding)
+    assert torch.allclose(rows[:, : form.dim].float(), candidates.rows(torch.arange(n)))
     assert torch.allclose(form.products(packed[:4], packed), plain.products(rows[:4], rows))
     assert torch.allclose(form.gram(packed), plain.gram(rows))
     vector = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert torch.allclose(form.along(packed, vector), plain.along(rows, vector))
-    weights = torch.linspace(0, 2, 9).double()
+    weights = torch.linspace(0, 2, n).double()
     assert torch.allclose(form.combined(weights, packed), plain.combined(weights, rows))
     assert torch.allclose(form.sum(packed), plain.sum(rows))
+    assert torch.allclose(candidates.norms(), candidates.rows(torch.arange(n)).double().norm(dim=1))
     assert packed.shape[1] == form.width == 3 * 10
 
 
@@ -47,6 +59,11 @@ def test_factors_that_are_remembered_joined_or_cut_are_the_same_rows(bias: bool)
     assert isinstance(both, Factored)
     formed = torch.cat([candidates.rows(everything), others.rows(torch.arange(5))])
     assert torch.equal(both.rows(torch.arange(14)), formed)
+    more = remembering_more(to_remember(candidates), others)
+    assert torch.equal(remembered(more, torch.device("cpu")).rows(torch.arange(14)), formed)
+    assert more.keys() == to_remember(both).keys() and torch.equal(more["embeddings"], to_remember(both)["embeddings"])
+    other_form = remembering_more(to_remember(candidates), InMemory(others.rows(torch.arange(5))))
+    assert torch.equal(other_form["embeddings"], formed) and "factors" not in other_form
     some, weights = torch.tensor([12, 3, 8]), torch.tensor([2.0, 0.5, 1.0])
     for cut in (taken(both, some), part(both, some), part(InMemory(formed), some)):
         assert torch.equal(cut.rows(torch.arange(3)), formed[some])

@@ -314,7 +314,7 @@ class GradientEmbedding:
         )
         with torch.no_grad():
             losses = draw.losses(forward(draw.model, inputs), targets.to(self.device))
-        if not torch.isfinite(losses).all():
+        if not (math.isfinite(losses.sum()) or bool(torch.isfinite(losses).all())):
             raise ValueError(f"losses {_NOT_FINITE}")
 
     def _factors(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> Factored | None:
@@ -567,7 +567,7 @@ def _slow(rest: Mapping[str, str]) -> str:
 
 
 def _check_gradients(embeddings: Tensor) -> None:
-    if torch.isfinite(embeddings.sum()):
+    if math.isfinite(embeddings.sum()):
         return
     bad = (~torch.isfinite(embeddings)).any(1).nonzero().flatten()
     if len(bad):

@@ -30,7 +30,16 @@ from recollect.cluster import (
     look_over,
     of_dataset,
 )
-from recollect.dictionary import Dictionary, joined, losses_of, remembered, taken, to_remember, weighted_sum
+from recollect.dictionary import (
+    Dictionary,
+    joined,
+    losses_of,
+    remembered,
+    remembering_more,
+    taken,
+    to_remember,
+    weighted_sum,
+)
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import OWN, TOTAL, Choice, Memory, plain_options
@@ -601,15 +610,18 @@ class GradientMatching(Memory):
         """
         embedding, prepared = self._ready(arrived, arrivals=arrivals)
         embedding.check(arrived.inputs, arrived.targets, prepared)
-        nobody = torch.tensor(0).to(self.device)
-        state = {**self._state, "waiting": self._state.get("waiting", nobody) + len(arrived)}
+        before = self._state.get("waiting")
+        waiting = torch.tensor(len(arrived)).to(self.device) if before is None else before + len(arrived)
+        state = {**self._state, "waiting": waiting}
         if not self.seen:
             state |= {name: value.detach().to(self.device) for name, value in prepared.tensors.items()}
             state["error"] = torch.zeros((), dtype=torch.float64).to(self.device)
-        own = self._own(held, arrived) if self._weighs(arrived) else None
         seen, kept = self.seen + count, held.followed_by(arrived)
+        if TOTAL in state or self._weighs(arrived):
+            own = self._own(held, arrived) if self._weighs(arrived) else None
+            state = self._with_weights(state, seen, self._total(arrived), own)
         # From here on nothing can fail.
-        self._state = self._with_weights(state, seen, self._total(arrived), own)
+        self._state = state
         self._batch, self.seen, self._prepared = kept, seen, prepared
 
     def _thinned(
@@ -633,8 +645,7 @@ class GradientMatching(Memory):
         rows = embedding.dictionary(arrived.inputs, arrived.targets, prepared=prepared)
         state = {name: value for name, value in self._state.items() if name not in ("waiting", "factors")}
         state["target"] = state["target"] + total_of(rows, weights if arrived.weighted else None).to(self.device)
-        both = joined(remembered(self._state, embedding.device), taken(rows, some))
-        state |= self._here(to_remember(both))
+        state |= remembering_more(self._state, taken(rows, some))
         stand = weights[some] / chances[some].clamp(max=1)
         stand *= weights.sum() / stand.sum()
         self._prepared = prepared
