@@ -9,6 +9,7 @@ from torch import Tensor
 
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NUMBERS = frozenset((*_WHOLE, *_FLOATING))
 _WIDE = (torch.uint16, torch.uint32, torch.uint64)  # torch can store these and do little else with them
 
 
@@ -21,7 +22,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
         tensor = tensor.to(torch.int64)
         if tensor.numel() and int(tensor.min()) < 0:
             raise ValueError(f"{what} must fit into 64 bits with a sign, got larger numbers")
-    if tensor.dtype not in _WHOLE + _FLOATING:
+    if tensor.dtype not in _NUMBERS:
         raise ValueError(f"{what} must be real numbers, got type {tensor.dtype}")
     return tensor
 

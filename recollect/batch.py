@@ -65,7 +65,11 @@ class Batch:
         return f"Batch({len(self)} examples, {', '.join(forms)}, {describe_weights(self.weights)})"
 
     def to(self, device: torch.device) -> "Batch":
-        """The same examples on another device."""
+        """The same examples on another device; themselves if they are there."""
+        if all(
+            t.device == device for t in (self.targets, self.weights, self.ids, *named_tensors(self.inputs).values())
+        ):
+            return self
         rest = (t.to(device) for t in (self.targets, self.weights, self.ids))
         return Batch(map_inputs(lambda t: t.to(device), self.inputs), *rest)
 
@@ -190,7 +194,7 @@ def forward(model: nn.Module, inputs: Inputs) -> Tensor:
 
 def _call(model: nn.Module, inputs: Inputs) -> Tensor:
     """As `forward`, with the errors that the model raises, which `torch.func` has a use for."""
-    reference = next((p for p in model.parameters() if p.is_floating_point()), None)
+    reference = _floating_parameter(model)
     # Only a lone tensor: bytes beside other inputs may be a mask, which means something else as floats.
     bytes_too = isinstance(inputs, Tensor)
 
@@ -221,6 +225,15 @@ def _call(model: nn.Module, inputs: Inputs) -> Tensor:
             f"got {type(outputs).__name__}{hint}"
         )
     return found
+
+
+def _floating_parameter(model: nn.Module) -> Tensor | None:
+    """The first of the model's parameters that is floating-point; `model.parameters()` would take ten times as long."""
+    for parameter in model._parameters.values():
+        if parameter is not None and parameter.is_floating_point():
+            return parameter
+    children = (child for child in model._modules.values() if child is not None)
+    return next((found for child in children if (found := _floating_parameter(child)) is not None), None)
 
 
 def functional_forward(model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs) -> Tensor:

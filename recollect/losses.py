@@ -130,7 +130,7 @@ def _check_class_numbers(outputs: Tensor, targets: Tensor) -> None:
     if not targets.numel():
         return
     n_classes = outputs.shape[1]
-    lowest, highest = int(targets.min()), int(targets.max())
+    lowest, highest = map(int, targets.aminmax())
     if lowest == IGNORED:
         lowest = int(targets.masked_fill(targets == IGNORED, max(highest, 0)).min())
     if lowest < 0 or highest >= n_classes:
