@@ -5,6 +5,7 @@ Times are of the processor, one thread, in turns with the one large update; erro
 chosen for.
 
 `python benchmarks/updates.py [rows per update ...]`; 1, 10, 100 and 1000 by default.
+`python benchmarks/updates.py --drawn` varies how many candidates single rows have for each place, over the whole stream.
 """
 
 import sys
@@ -16,6 +17,7 @@ import torch
 from table import print_table
 
 import recollect as rc
+from recollect.memories import gradient_matching
 
 ROWS, KEPT = 10_000, 200
 
@@ -28,13 +30,32 @@ def take_in(memory: rc.Memory, data: tuple[torch.Tensor, torch.Tensor], size: in
     return time.process_time() - start
 
 
+def some_of(name: str, seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor], partial[torch.nn.Module]]:
+    """Rows of a data set in a random order, and the paper's network for them."""
+    dataset = rc.datasets.load(name)
+    inputs, targets = dataset.train
+    rows = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))[:ROWS]
+    return (inputs[rows], targets[rows]), partial(rc.models.mlp, inputs.shape[1], dataset.n_classes)
+
+
+def vary_drawn() -> None:
+    """What fewer candidates would save, and cost."""
+    table: list[list[object]] = []
+    for name in ("covertype", "ldpa", "walking-activity"):
+        for drawn in (4.0, 3.0, 2.0, 1.5):
+            gradient_matching.DRAWN = drawn
+            seconds, errors = [], []
+            for seed in range(3):
+                data, make_model = some_of(name, seed)
+                memory = rc.GradientMatching(make_model, KEPT, seed=seed)
+                seconds.append(take_in(memory, data, 1))
+                errors.append(rc.matching_error(make_model, data, memory.batch, seed=99))
+            table.append([name, drawn, sum(seconds) / 3, sum(errors) / 3])
+    print_table("Single rows, three seeds", ["rows of", "drawn for each place", "seconds", "fresh error"], table)
+
+
 def main(sizes: list[int]) -> None:
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    train = rc.datasets.load("covertype").train
-    rows = torch.randperm(len(train.targets), generator=torch.Generator().manual_seed(0))[:ROWS]
-    data = (train.inputs[rows], train.targets[rows])
-    make_model = partial(rc.models.mlp, 54, 7)
+    data, make_model = some_of("covertype", 0)
     take_in(rc.GradientMatching(make_model, KEPT), data, ROWS)  # everything is loaded and warm
     table: list[list[object]] = []
     for size in [*sizes, ROWS]:
@@ -49,4 +70,9 @@ def main(sizes: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(size) for size in sys.argv[1:]] or [1, 10, 100, 1000])
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if "--drawn" in sys.argv:
+        vary_drawn()
+    else:
+        main([int(size) for size in sys.argv[1:]] or [1, 10, 100, 1000])
