@@ -5,7 +5,7 @@ Times are of the processor, one thread, in turns with the one large update; erro
 chosen for.
 
 `python benchmarks/updates.py [rows per update ...]`; 1, 10, 100 and 1000 by default.
-`python benchmarks/updates.py --drawn` varies how many candidates single rows have for each place, over the whole stream.
+`python benchmarks/updates.py --drawn` varies how many candidates single rows have for each place, over the stream.
 """
 
 import sys
@@ -30,7 +30,7 @@ def take_in(memory: rc.Memory, data: tuple[torch.Tensor, torch.Tensor], size: in
     return time.process_time() - start
 
 
-def some_of(name: str, seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor], partial[torch.nn.Module]]:
+def some_of(name: str, seed: int) -> tuple[tuple[torch.Tensor, torch.Tensor], partial[torch.nn.Sequential]]:
     """Rows of a data set in a random order, and the paper's network for them."""
     dataset = rc.datasets.load(name)
     inputs, targets = dataset.train
