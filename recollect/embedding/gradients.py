@@ -455,7 +455,7 @@ class GradientEmbedding:
         stacks: list[StackedDraws] = []
         if draws and stacked is not False and plan.only_linear and is_only_linear(draws[0].model):
             for start in range(0, self.inits, LARGEST):
-                stacks.append(StackedDraws(draws[start : start + LARGEST]))
+                stacks.append(StackedDraws(draws[start : start + LARGEST], named_loss=isinstance(self.loss, str)))
             if stacked is None:
                 assert inputs is not None and targets is not None
                 if not all(stack.agrees(inputs, targets.to(self.device)) for stack in stacks):

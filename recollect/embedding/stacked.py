@@ -6,9 +6,8 @@ linear layers: a batch of convolutions is slower than one after the other.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from recollect.embedding.plain import gradients_of
 from recollect.embedding.plan import PROBES
 from recollect.embedding.projections import Kronecker
 from recollect.embedding.scaling import ScaledLoss
-from recollect.losses import LossFunction
 from recollect.numerics import single
 
 LARGEST = 16
@@ -30,10 +28,16 @@ LARGEST = 16
 
 
 class StackedDraws:
-    """Draws whose passes are made together; the embeddings are those of one at a time, up to rounding."""
+    """Draws whose passes are made together; the embeddings are those of one at a time, up to rounding.
 
-    def __init__(self, draws: Sequence[Draw]) -> None:
+    Args:
+        draws: of the same model.
+        named_loss: whether the loss is one of this library's own, which look at each example by itself.
+    """
+
+    def __init__(self, draws: Sequence[Draw], *, named_loss: bool = False) -> None:
         self._draws, self._plan, self._losses = draws, draws[0].plan, draws[0].losses
+        self._flat = named_loss and not isinstance(self._losses, ScaledLoss)
         parameters, buffers = stack_module_state([draw.model for draw in draws])
         # Only the gradients at the layers' outputs are ever asked for; this lets autograd get that far.
         self._weights = {name: value.detach().requires_grad_(True) for name, value in parameters.items()} | buffers
@@ -59,7 +63,7 @@ class StackedDraws:
         """As `listening.listen`, of all draws at once; what is noted has the draws first."""
         uses: list[Use] = []
 
-        def one(weights: dict[str, Tensor], scale: Tensor | None) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        def one(weights: dict[str, Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
             counted = {id(weights[name]): name for name in self._plan.shapes}
             listener = Listener(counted, len(targets), lambda output: (output, output))
             with listener:
@@ -67,10 +71,11 @@ class StackedDraws:
             if listener.strange:
                 raise RuntimeError("a parameter is used in another way than planned")
             uses[:] = listener.uses
-            return self._losses_at(scale)(outputs, targets), [use.input for use in uses], listener.marks
+            return outputs, [use.input for use in uses], listener.marks
 
         with torch.enable_grad():
-            losses, came, went = self._at_all(one)
+            outputs, came, went = vmap(one)(self._weights)
+            losses = self._losses_of(outputs, targets)
             deltas = torch.autograd.grad(losses, went, torch.full_like(losses, scale), allow_unused=True)
         noted = zip(uses, came, deltas, strict=True)
         found = [
@@ -80,25 +85,28 @@ class StackedDraws:
 
     def summed(self, inputs: Inputs, targets: Tensor, weights: Tensor | None = None) -> Summed:
         """The gradient of the sum of the losses, each times its weight, for all draws at once."""
-
-        def one(parameters: dict[str, Tensor], scale: Tensor | None) -> Tensor:
-            return self._losses_at(scale)(functional_forward(self._skeleton, parameters, inputs), targets)
-
         names = list(self._plan.shapes)
         with torch.enable_grad():
-            losses = self._at_all(one)
+            outputs = vmap(lambda weights: functional_forward(self._skeleton, weights, inputs))(self._weights)
+            losses = self._losses_of(outputs, targets)
             total = (losses if weights is None else losses * weights).sum()
         gradients = gradients_of(total, [self._weights[name] for name in names])
         return Summed(dict(zip(names, gradients, strict=True)), losses.detach().sum(0))
 
-    def _at_all(self, one: Callable[..., Any]) -> Any:
-        """What a function of a draw's weights and scale gives for all draws."""
-        return vmap(one, in_dims=(0, None if self._scales is None else 0))(self._weights, self._scales)
+    def _losses_of(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One loss per draw and example, of outputs that have the draws first."""
+        if self._flat:  # as if there were so many more examples
+            again = targets.expand(len(self), *targets.shape).flatten(0, 1)
+            flat: Tensor = self._losses(outputs.flatten(0, 1), again)
+            return flat.reshape(len(self), -1)
 
-    def _losses_at(self, scale: Tensor | None) -> LossFunction:
-        if isinstance(self._losses, ScaledLoss) and scale is not None:
-            return replace(self._losses, outputs=scale)
-        return self._losses
+        def one(outputs: Tensor, scale: Tensor | None) -> Tensor:
+            losses = self._losses
+            if isinstance(losses, ScaledLoss) and scale is not None:
+                losses = replace(losses, outputs=scale)
+            return losses(outputs, targets)
+
+        return vmap(one, in_dims=(0, None if self._scales is None else 0))(outputs, self._scales)
 
     def add_sums(self, out: Tensor, sums: Mapping[str, Tensor], scale: float) -> None:
         """Add the projection of scaled sums of gradients, which have the draws first, to `out` (draws, width)."""

@@ -644,7 +644,8 @@ class GradientMatching(Memory):
         )
         rows = embedding.dictionary(arrived.inputs, arrived.targets, prepared=prepared)
         state = {name: value for name, value in self._state.items() if name not in ("waiting", "factors")}
-        state["target"] = state["target"] + total_of(rows, weights if arrived.weighted else None).to(self.device)
+        everything = torch.arange(len(rows), device=embedding.device)
+        state["target"] = state["target"] + weighted_sum(rows, everything, weights.to(embedding.device)).to(self.device)
         state |= remembering_more(self._state, taken(rows, some))
         stand = weights[some] / chances[some].clamp(max=1)
         stand *= weights.sum() / stand.sum()
