@@ -100,6 +100,9 @@ def reproduce(
     size: Annotated[list[int] | None, typer.Option(help="Only these sizes.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds, from 0 on.")] = 5,
     epochs: Annotated[int, typer.Option(help="Passes at each training; cells of fewer than 200 say so.")] = 200,
+    rows: Annotated[
+        int | None, typer.Option(help="Only so many training rows, drawn at random: figures of settings say so.")
+    ] = None,
     workers: Annotated[int, typer.Option(help="How many processes.")] = 1,
     results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results/paper.jsonl"),
     cheapest_first: Annotated[
@@ -118,7 +121,7 @@ def reproduce(
         raise ValueError(f"seeds and workers must be at least 1, got {seeds} and {workers}")
     narrowed = {"datasets": dataset, "memories": memory, "sizes": size}
     experiments = TARGETS[target](
-        seeds=range(seeds), epochs=epochs, **{name: value for name, value in narrowed.items() if value}
+        seeds=range(seeds), epochs=epochs, rows=rows, **{name: value for name, value in narrowed.items() if value}
     )
     store = open_store(results)
     todo = outstanding(experiments, store)

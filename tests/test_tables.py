@@ -69,10 +69,17 @@ def test_a_run_that_departs_from_the_paper_counts_nowhere() -> None:
     fewer = [result(learner="er", size=500, every_task=True, accuracies=[30.0], epochs=e) for e in (3, 20, 20)]
     (panel,) = [axes for axes in figures.per_task([plain, *fewer], "er").axes if axes.get_visible()]
     assert panel.get_title().endswith(", 20 epochs") and panel.lines[0].get_ydata().tolist() == [30.0]
-    assert tables.varying([*odd, plain]) == [odd[3]]
+    some_rows = result(dataset="fashion-mnist", size=1000, options={"dim": 100}, rows=10, final_accuracy=40.0)
+    assert tables.varying([*odd, plain, some_rows]) == [odd[3], some_rows]
     varied = [result(dataset="fashion-mnist", size=1000, options={"dim": 100}, epochs=e) for e in (200, 3)]
     varied[1]["final_accuracy"] = 99.0
     assert figures.sensitivity(varied).axes[1].lines[0].get_ydata().tolist() == [60.0]
+    both = [axes for axes in figures.sensitivity([*varied, some_rows]).axes if axes.get_visible() and axes.lines]
+    assert [axes.lines[0].get_ydata().tolist() for axes in both] == [[60.0], [40.0]]
+    assert [axes.get_title() for axes in both] == [
+        "Fashion-MNIST, by classes, 1000 kept",
+        "Fashion-MNIST, by classes, 1000 kept of 10 rows",
+    ]
 
 
 def test_a_cell_of_fewer_epochs_says_so_and_is_compared_with_its_like_alone() -> None:

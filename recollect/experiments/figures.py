@@ -41,7 +41,7 @@ COLORS = {
     "sliding-window": "#999999",
     "gss": "#d18f00",
 }
-Place: TypeAlias = tuple[str, int]
+Place: TypeAlias = tuple[str, int, int | None]
 """A data set and a memory size."""
 
 _STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "recollect"}
@@ -112,7 +112,7 @@ def sensitivity(results: Results) -> Figure:
                         _curve(axes, cells, COLORS[memory], NAMES[memory])
                 _varied_axes(axes, label)
             if places:
-                row[0].set_title(_title(places[i]))
+                next(axes for axes in row if axes.get_visible()).set_title(_title(places[i]))
         _common_legend(figure, dict(enumerate(rows.flatten())))
         figure.supylabel("final test accuracy [%]")
     return figure
@@ -187,7 +187,8 @@ def _panels(names: list[str]) -> tuple[Figure, dict[str, Axes]]:
 
 
 def _title(place: Place) -> str:
-    return f"{NAMES[place[0]]}, {place[1]} kept"
+    dataset, size, rows = place
+    return f"{NAMES[dataset]}, {size} kept" + ("" if rows is None else f" of {rows:,} rows")
 
 
 def _tried(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -196,8 +197,13 @@ def _tried(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _places(results: Results, wanted: Callable[[dict[str, Any]], bool]) -> list[Place]:
     """Where GDumb was run with varied settings of the wanted kind, in the order of the tables."""
-    found = {(r["dataset"], r["size"]) for r in varying(results) if r["learner"] == "gdumb" and wanted(r)}
-    return sorted((place for place in found if place[0] in DATASETS), key=lambda p: (DATASETS.index(p[0]), p[1]))
+    found = {_place(r) for r in varying(results) if r["learner"] == "gdumb" and wanted(r) and r["dataset"] in DATASETS}
+    return sorted(found, key=lambda p: (DATASETS.index(p[0]), p[2] or 0, p[1]))
+
+
+def _place(result: dict[str, Any]) -> Place:
+    """Data set, size, and of how many rows, if not of all."""
+    return result["dataset"], result["size"], result["rows"]
 
 
 def _two_curves(results: Results, name: str, values: tuple[str, str], varied: str, label: str) -> Figure:
@@ -240,7 +246,7 @@ def _by_option(results: Results, place: Place, memory: str, value_of: Any) -> di
     """Cells of GDumb at a data set and size by what was varied."""
     groups: dict[float, list[float]] = {}
     for r in varying(results):
-        if (r["learner"], (r["dataset"], r["size"]), r["memory"]) == ("gdumb", place, memory):
+        if (r["learner"], _place(r), r["memory"]) == ("gdumb", place, memory):
             value = value_of(r["options"])
             if value is not None:
                 groups.setdefault(value, []).append(r["final_accuracy"])

@@ -95,12 +95,16 @@ def grid(
     sizes: Iterable[int] = SIZES,
     seeds: Iterable[int] = range(5),
     epochs: int = 200,
+    rows: int | None = None,
     every_task: bool = False,
 ) -> list[Experiment]:
     """Everything with everything: all memories at all sizes on all data sets, with each change of their settings."""
     return [
         Experiment(
-            learner, dataset, memory, size, seed, epochs, every_task=every_task, options=tuple(sorted(change.items()))
+            *(learner, dataset, memory, size, seed, epochs),
+            rows=rows,
+            every_task=every_task,
+            options=tuple(sorted(change.items())),
         )
         for dataset, seed, memory, change, size in product(datasets, seeds, memories, changes, sizes)
     ]
