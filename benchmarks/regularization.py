@@ -12,7 +12,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean, stdev
 
 import torch
 from table import print_table
@@ -89,7 +89,8 @@ def main() -> None:
             found = [r for r in read() if r["dataset"] == name and r["regularization"] == value]
             for key in ("validation_accuracy", "matching_error"):
                 numbers = [float(str(r[key])) for r in found if r[key] is not None]
-                row.append(f"{mean(numbers):.4g} ± {pstdev(numbers):.2g} ({len(numbers)})" if numbers else "-")
+                spread = f" ± {stdev(numbers):.2g}" if len(numbers) > 1 else ""
+                row.append(f"{mean(numbers):.4g}{spread} ({len(numbers)})" if numbers else "-")
         rows.append(row)
     header = ["lambda", *(f"{name}, {what}" for name in STREAMS for what in ("accuracy", "matching error"))]
     print_table("Last layer, size 200: accuracy on held-out training data, and matching error", header, rows)

@@ -77,7 +77,7 @@ def main() -> None:
                 seconds[way] += (time.perf_counter() - start) / arguments.seeds
         for way, found in scores.items():
             print(
-                f"{name:18}{size:5} of {len(rows)}  {way:18} {np.mean(found):5.1f} ± {np.std(found):.1f}  "
+                f"{name:18}{size:5} of {len(rows)}  {way:18} {np.mean(found):5.1f} ± {np.std(found, ddof=1):.1f}  "
                 f"{seconds[way]:5.1f} s",
                 flush=True,
             )

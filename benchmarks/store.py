@@ -80,7 +80,7 @@ def covertype() -> None:
     speeds: list[list[object]] = []
     with tempfile.TemporaryDirectory() as folder:
         paths = daily_files(Path(folder), dataset)
-        for memory in ("recollect", "reservoir"):
+        for memory in ("clustering", "recollect", "reservoir"):
             for seed in range(SEEDS):
                 settings = Settings("cover", SIZE, memory=memory, seed=seed)
                 store = Store.create(Path(folder, f"{memory}{seed}"), settings)
@@ -100,7 +100,7 @@ def covertype() -> None:
                         results[model].setdefault("recollect, weights left out", []).append(accuracy)
     rows_: list[list[object]] = []
     for model, by_memory in results.items():
-        for memory in ("recollect", "recollect, weights left out", "reservoir"):
+        for memory in ("clustering", "recollect", "recollect, weights left out", "reservoir"):
             values = by_memory[memory]
             gain = mean(values) - mean(by_memory["reservoir"])
             rows_.append([model, memory, f"{mean(values):.2f} ± {stdev(values):.2f}", f"{gain:+.2f}"])

@@ -155,6 +155,12 @@ _OWN_LOSS = (
 )
 
 
+NO_INFERENCE = (
+    "gradients must be possible where examples are chosen or learned from, got them in torch.inference_mode: do so "
+    "outside of it, or use torch.no_grad"
+)
+
+
 def forward(model: nn.Module, inputs: Inputs) -> Tensor:
     """Call the model on the inputs, on its own device and in its own floating-point type.
 
@@ -167,11 +173,14 @@ def forward(model: nn.Module, inputs: Inputs) -> Tensor:
     except (ValueError, MemoryError, torch.OutOfMemoryError) as error:
         if str(error).startswith("Expected more than 1 value per channel"):  # torch's BatchNorm
             raise ValueError(
-                "the model's BatchNorm layers need at least two examples at a time, got one: pass more at once"
+                "the model's BatchNorm layers need at least two examples at a time, got one: pass more at once, or a "
+                "larger batch_size"
             ) from error
         raise
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
+        if first_line.startswith("Inference tensors cannot be saved"):
+            raise ValueError(NO_INFERENCE) from error
         given = ", ".join(form_of(value) for value in named_tensors(inputs).values())
         whole = any(not value.is_floating_point() for value in named_tensors(inputs).values())
         hint = ": if it wants floating-point numbers, pass inputs.float()" if whole else ""
@@ -193,16 +202,19 @@ def forward(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def _call(model: nn.Module, inputs: Inputs) -> Tensor:
-    """As `forward`, with the errors that the model raises, which `torch.func` has a use for."""
+    """As `forward`, with the errors that the model raises, which `torch.func` has a use for.
+
+    The model gets a copy: it may begin with something that works in place, and examples stay as they came.
+    """
     reference = _floating_parameter(model)
     # Only a lone tensor: bytes beside other inputs may be a mask, which means something else as floats.
     bytes_too = isinstance(inputs, Tensor)
 
     def fit(value: Tensor) -> Tensor:
         if reference is None:
-            return value
+            return value.clone()
         floating = value.is_floating_point() or (bytes_too and value.dtype == torch.uint8)
-        return value.to(reference.device, reference.dtype if floating else None)
+        return value.to(reference.device, reference.dtype if floating else None, copy=True)
 
     inputs = map_inputs(fit, inputs)
     if isinstance(inputs, Tensor):
@@ -255,7 +267,7 @@ class _Callable(nn.Module):
 
 def check_examples(inputs: Any, targets: Any) -> tuple[Inputs, Tensor]:
     """Turn arrays into tensors and refuse what cannot be learned from, in one sentence."""
-    inputs = _as_inputs(inputs)
+    inputs = as_inputs(inputs)
     targets = as_tensor(targets, "targets")
     if targets.ndim == 0:
         raise ValueError("targets must have one entry per example, got a single number: pass a vector")
@@ -287,7 +299,7 @@ def check_weights(weights: Any, n: int) -> Tensor:
 
 def check_inputs(inputs: Any) -> Inputs:
     """As `check_examples`, where there are no targets."""
-    inputs = _as_inputs(inputs)
+    inputs = as_inputs(inputs)
     first = next(iter(named_tensors(inputs).values()))
     _check_rows(inputs, len(first) if first.ndim else 0, "the other inputs")
     return inputs  # type: ignore[no-any-return]
@@ -343,7 +355,8 @@ def _structure(inputs: Inputs) -> str:
     return f"a tuple of {len(inputs)} tensors"
 
 
-def _as_inputs(inputs: Any) -> Inputs:
+def as_inputs(inputs: Any) -> Inputs:
+    """Arrays and tables as tensors, in the structure that they came in."""
     if isinstance(inputs, Mapping):
         if not inputs:
             raise ValueError("inputs must hold at least one tensor, got an empty dict")

@@ -5,6 +5,8 @@ import operator
 from numbers import Real
 from typing import SupportsIndex
 
+import numpy as np
+
 
 def check_count(name: str, value: SupportsIndex) -> int:
     """Refuse what is not a whole number of at least one; NumPy's whole numbers are as good as Python's.
@@ -51,10 +53,24 @@ def check_size(size: object, n: int | None, what: str) -> int:
             raise ValueError(f"size must be a whole number where nobody knows how many {what} will come, got {size!r}")
         return max(1, round(float(size) * n))
     if number is None or number < 1 or (n is not None and number > n):
-        if n is None:
+        if n is None or number is None:
             raise ValueError(f"size must be a whole number of at least 1, got {size!r}")
         raise ValueError(f"size must be between 1 and the {n} {what}, got {size!r}: pass a smaller size or more data")
     return number
+
+
+def check_flag(name: str, value: object) -> bool:
+    """True or False, NumPy's too.
+
+    Example:
+        >>> check_flag("exact", 1)
+        Traceback (most recent call last):
+        ...
+        ValueError: exact must be True or False, got 1
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def check_number(name: str, value: object) -> float:

@@ -213,17 +213,17 @@ def _own(candidates: Dictionary, size: int, target: Tensor, count: float, option
     return Coreset(indices[:size], torch.full((size,), count / size, dtype=torch.float64, device=target.device), 0.0)
 
 
-def warn_of_lost_classes(before: Tensor, kept: Tensor) -> None:
-    """Tell of classes of which nothing stays, if these are targets with classes."""
+def warn_of_lost_classes(before: Tensor, kept: Tensor, least: int = 0) -> None:
+    """Tell of classes of which nothing stays, if these are targets with classes; so many of each were to stay."""
     if before.ndim != 1 or before.is_floating_point():
         return
-    classes = before[before != IGNORED].unique()
-    lost = classes[torch.isin(classes, kept, invert=True)].tolist()
+    classes = before[before != IGNORED].long().unique()
+    lost = classes[torch.isin(classes, kept.long(), invert=True)].tolist()
     if lost:
         named = ", ".join(map(str, lost[:5])) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
         warnings.warn(
             f"each class should keep an example, got none left of {len(lost)} of {len(classes)} (class {named}): "
-            "pass min_per_class=1 or class_weight='balanced', or keep more",
+            + ("keep more" if least else "pass min_per_class=1 or class_weight='balanced', or keep more"),
             LostClassWarning,
             stacklevel=4,
         )

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, pstdev
+from statistics import mean, stdev
 
 import matplotlib
 import numpy as np
@@ -77,7 +77,7 @@ def print_demo(result: DemoResult, console: Console) -> None:
         table.add_column(name, justify="right")
     for size in SIZES:
         accuracies = [result.accuracies[name, size] for name in _COLORS]
-        cells = [f"{mean(values):.1f} ± {pstdev(values):.1f}" for values in accuracies]
+        cells = [f"{mean(values):.1f} ± {stdev(values):.1f}" for values in accuracies]
         table.add_row(f"{size} of {result.n_train}", *cells)
     console.print(
         f"{result.n_train} digits arrive two classes at a time; a memory keeps a few; "
@@ -121,7 +121,7 @@ def _draw_digits(axes: Axes, batch: Batch) -> None:
 def _draw_curves(axes: Axes, result: DemoResult) -> None:
     for name, color in _COLORS.items():
         values = np.array([result.accuracies[name, size] for size in SIZES])
-        middle, spread = values.mean(1), values.std(1)
+        middle, spread = values.mean(1), values.std(1, ddof=1)
         axes.plot(SIZES, middle, color=color, marker="o", lw=2.2, label=name)
         axes.fill_between(SIZES, middle - spread, middle + spread, color=color, alpha=0.18, lw=0)
     axes.legend(frameon=False, loc="lower right")

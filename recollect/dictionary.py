@@ -197,10 +197,17 @@ class OnDisk(_InBlocks):
         dtype = np.dtype(np.float32)
         with replacing(path) as file:
             for block in blocks:
+                if not len(block):
+                    continue
                 rows = np.ascontiguousarray(block.detach().cpu().numpy())
                 if not n:
                     dim, dtype = rows.shape[1], rows.dtype
                     _write_header(file, 0, dim, dtype)
+                if (rows.shape[1], rows.dtype) != (dim, dtype):
+                    raise ValueError(
+                        f"all rows must have the {dim} numbers of {dtype} that the first have, got {rows.shape[1]} of "
+                        f"{rows.dtype}"
+                    )
                 file.write(rows.data)
                 n += len(rows)
             file.seek(0)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.batch import Batch, Inputs, check_examples, forward, map_inputs
+from recollect.batch import NO_INFERENCE, Batch, Inputs, check_examples, forward, map_inputs
 from recollect.checks import check_count, check_number, check_seed, check_size
 from recollect.classes import (
     COUNTED,
@@ -34,7 +34,7 @@ from recollect.embedding import (
     calibrate,
     draw_model,
 )
-from recollect.embedding.initialisations import CALIBRATION_ROWS
+from recollect.embedding.initialisations import CALIBRATION_ROWS, check_not_lazy
 from recollect.embedding.plain import gradients_of
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss, squared_error
@@ -119,7 +119,7 @@ def select(
         init_scale: multiplies what was drawn.
         calibrate: give fresh BatchNorm layers the statistics of the first examples.
         scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
-        batch_size: examples per pass; bounds memory and changes nothing else.
+        batch_size: examples per pass; bounds memory and changes nothing else, but for rounding.
         device: where to compute.
         shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
             to be matched. None considers all, as in the paper.
@@ -202,7 +202,7 @@ def select(
         else:
             coreset = pursue_classes(found.candidates, found.labels, size, found.seen, found.target, classes, **pursuit)
     if found.seen is not None or get_loss(loss) is cross_entropy:
-        warn_of_lost_classes(found.classes, found.targets[coreset.indices.to(found.targets.device)])
+        warn_of_lost_classes(found.classes, found.targets[coreset.indices.to(found.targets.device)], min_per_class)
     return coreset if found.rows is None else replace(coreset, indices=found.rows[coreset.indices.cpu()])
 
 
@@ -476,14 +476,18 @@ def _gradient(
     model: torch.nn.Module, batch: Batch, loss: str | LossFunction, per_example: LossFunction, batch_size: int
 ) -> Tensor:
     """The gradient of the weighted sum of losses, flattened, in float64."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(NO_INFERENCE)
+    check_not_lazy(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("the model must have at least one trainable parameter, got none")
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     for part in batch.minibatches(batch_size):
-        outputs = forward(model, part.inputs)
-        check_labels(outputs, part.targets, loss)
-        losses = check_losses(per_example(outputs, part.targets.to(outputs.device)), len(part))
-        gradients = gradients_of((losses * part.weights.to(losses)).sum(), parameters)
+        with torch.enable_grad():
+            outputs = forward(model, part.inputs)
+            check_labels(outputs, part.targets, loss)
+            losses = check_losses(per_example(outputs, part.targets.to(outputs.device)), len(part))
+            gradients = gradients_of((losses * part.weights.to(losses)).sum(), parameters)
         total += torch.cat([g.double().flatten() for g in gradients]).cpu()
     return total

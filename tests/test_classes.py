@@ -114,6 +114,22 @@ def test_a_class_that_loses_its_last_row_is_told_of() -> None:
         rc.select(make_model, inputs, targets, 4, min_per_class=1, **cheap)
 
 
+def test_quantities_that_are_whole_numbers_are_no_classes_to_lose() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(400, 2, generator=generator), torch.randint(0, 300, (400, 1), generator=generator)
+    memory = rc.GradientMatching(lambda: rc.models.mlp(2, 1), 40, loss="squared_error", **cheap)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", rc.LostClassWarning)
+        for x, y in zip(inputs.split(5), targets.split(5), strict=True):
+            memory.update(x, y)
+    counted = rc.GradientMatching(make_model, 20, **cheap)
+    inputs, targets = examples([300, 300, 1])
+    order = torch.randperm(len(targets), generator=generator)
+    with pytest.warns(rc.LostClassWarning):  # of classes that come a few at a time it is told
+        for rows in order.split(4):
+            counted.update(inputs[rows], targets[rows])
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     counts=st.lists(st.tuples(*[st.integers(0, 30)] * 4).filter(any), min_size=1, max_size=4),

@@ -405,6 +405,10 @@ def test_a_dry_run_runs_nothing(
         "\n", " "
     )
     assert list(tmp_path.iterdir()) == []
+    for target, count in (("table-gdumb", 225), ("figure-initialisation", 60)):  # five seeds and three by default
+        with pytest.raises(SystemExit):
+            main(["reproduce", target, "--dataset", "covertype", "--dry-run"])
+        assert f"{target}: {count} experiments" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["reproduce", "table-7"])
     assert "the target must be one of table-gdumb" in capsys.readouterr().err

@@ -386,6 +386,16 @@ def test_a_file_that_is_not_of_embeddings_is_refused(content: bytes, tmp_path: P
         OnDisk(tmp_path / "rows.npy")
 
 
+def test_empty_blocks_are_no_rows_of_a_file_and_others_must_be_alike(tmp_path: Path) -> None:
+    nothing, some = torch.empty(0, 3), torch.arange(6.0).reshape(2, 3)
+    written = OnDisk.write(tmp_path / "rows.npy", [nothing, some, nothing, 2 * some])
+    assert torch.equal(written.rows(torch.arange(4)), torch.cat([some, 2 * some]))
+    for other in (torch.ones(2, 4), some.double()):
+        with pytest.raises(ValueError, match=r"all rows must have the 3 numbers of float32 that the first have, got"):
+            OnDisk.write(tmp_path / "rows.npy", [some, other])
+    assert len(OnDisk(tmp_path / "rows.npy")) == 4  # as it was
+
+
 def test_a_truncated_file_of_embeddings_is_refused(tmp_path: Path) -> None:
     path = OnDisk.write(tmp_path / "rows.npy", [torch.ones(10, 4)]).path
     path.write_bytes(path.read_bytes()[:-1])

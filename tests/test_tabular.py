@@ -828,7 +828,10 @@ def test_a_store_that_has_taken_nothing_can_be_mended(tmp_path: Path, capsys: py
     assert run("update", store, path) == 2
     assert "the target must be one of" in one_line(capsys)
     assert run("set", store, "--target", "bought", "--ignore", "x", "--size", 7) == 0
-    assert run("set", store, "--ignore", "age", "--as", "code=number", "--decimal", ".") == 0
+    capsys.readouterr()
+    assert run("set", store, "--ignore", "age", "--as", "code=number", "--decimal", ".", "--seed", 3) == 0
+    line = "target bought, size 7, memory reservoir, ignore x, age, code as number, seed 3, decimal ."
+    assert capsys.readouterr().out == f"{store}: {line}\n"
     settings = Store(store).settings
     assert (settings.target, settings.size, settings.ignore) == ("bought", 7, ("x", "age"))
     assert settings.kinds == {"code": "number"} and settings.reading.decimal == "."

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import (
+    NO_INFERENCE,
     Inputs,
     check_device,
     check_examples,
@@ -30,7 +31,7 @@ from recollect.batch import (
     map_inputs,
     named_tensors,
 )
-from recollect.checks import check_count, check_number, check_seed
+from recollect.checks import check_count, check_flag, check_number, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.draws import Draw
 from recollect.embedding.initialisations import (
@@ -39,6 +40,7 @@ from recollect.embedding.initialisations import (
     MakeModel,
     calibrate,
     check_init,
+    check_not_lazy,
     draw_model,
     plain_attention,
     put_channels_last,
@@ -167,7 +169,7 @@ class GradientEmbedding:
         self.init_scale = check_number("init_scale", init_scale)
         if not self.init_scale:
             raise ValueError(f"init_scale must be a positive number, got {init_scale!r}")
-        self.calibrate = calibrate is True
+        self.calibrate = check_flag("calibrate", calibrate)
         check_scale_outputs(scale_outputs, loss)
         self.scale_outputs = scale_outputs
         self.batch_size = check_count("batch_size", batch_size)
@@ -370,6 +372,8 @@ class GradientEmbedding:
 
     def prepare(self, inputs: Any, targets: Any) -> Prepared:
         """Decide, on first sight of data, all that embeddings depend on; nothing of this object is changed."""
+        if torch.is_inference_mode_enabled():
+            raise ValueError(NO_INFERENCE)
         inputs, targets = check_examples(inputs, targets)
         with plain_attention():
             models = [self._model(s) for s in range(min(2, self.inits))]
@@ -453,7 +457,8 @@ class GradientEmbedding:
                 break
             draws.append(draw)
         stacks: list[StackedDraws] = []
-        if draws and stacked is not False and plan.only_linear and is_only_linear(draws[0].model):
+        one_class = len({type(draw.model) for draw in draws}) == 1  # not if make_model defines it anew at each call
+        if one_class and stacked is not False and plan.only_linear and is_only_linear(draws[0].model):
             for start in range(0, self.inits, LARGEST):
                 stacks.append(StackedDraws(draws[start : start + LARGEST], named_loss=isinstance(self.loss, str)))
             if stacked is None:
@@ -537,6 +542,7 @@ _NOT_FINITE = "must be finite, got NaN or infinity: scale the inputs or check th
 
 def _check_draws(models: Sequence[nn.Module]) -> None:
     """Tell of a `make_model` whose draws are all the same: one of them would do."""
+    check_not_lazy(models[0])
     trainable = [[p for p in model.parameters() if p.requires_grad] for model in models]
     if len(models) == 2 and trainable[0] and all(map(torch.equal, *trainable)):
         warnings.warn(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
 
 from recollect.batch import Inputs, forward, named_tensors
 from recollect.randomness import seeded
@@ -41,6 +42,15 @@ def _kaiming_normal(module: nn.Linear | _ConvNd, fan_in: int) -> None:
 _INITIALISERS = {"kaiming_uniform": _kaiming_uniform, "kaiming_normal": _kaiming_normal}
 
 
+def check_not_lazy(model: nn.Module) -> None:
+    """Refuse a model of which some parameters are not drawn before it has seen data."""
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ValueError(
+            "make_model must return a model whose parameters are there, got one with lazy layers: name their sizes, or "
+            "pass a batch through it in make_model"
+        )
+
+
 def check_init(init: Init) -> None:
     if not callable(init) and not (isinstance(init, str) and init in ("default", *_INITIALISERS)):
         names = ", ".join(map(repr, ["default", *_INITIALISERS]))
@@ -52,7 +62,7 @@ def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: 
 
     It is a copy, since what `make_model` returns may share modules with other models, which must stay as they are.
     """
-    with seeded(seed):
+    with seeded(seed), torch.inference_mode(False):
         model = make_model()
         if not isinstance(model, nn.Module):
             raise ValueError(f"make_model must return a torch.nn.Module, got {type(model).__name__}")

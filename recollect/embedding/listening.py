@@ -107,6 +107,8 @@ class Listener(TorchFunctionMode):
 
     def note(self, rule: str, called: Called, output: Tensor) -> Tensor:
         """Note a use; returns the output, from which its gradient can be asked for."""
+        if not torch.is_grad_enabled():  # so the model says: nothing goes back from here
+            return output
         input, weight, bias, settings = called
         named = (self.name(weight), self.name(bias))
         if id(weight) in self._turned:

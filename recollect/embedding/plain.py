@@ -32,10 +32,14 @@ def gradients_by_func(
     try:
         with sdpa_kernel(SDPBackend.MATH):  # the one form of attention that vmap can batch
             return vmap(grad(one), in_dims=(None, 0, 0))(chosen, inputs, targets)  # type: ignore[no-any-return]
-    except RuntimeError:  # something that vmap cannot batch: one example at a time
-        examples = [(map_inputs(lambda t, i=i: t[i], inputs), targets[i]) for i in range(len(targets))]  # type: ignore[misc]
-        pieces = [grad(one)(chosen, *example) for example in examples]
-        return {name: torch.stack([piece[name] for piece in pieces]) for name in names}
+    except RuntimeError:  # something that torch.func cannot follow, such as packed sequences: one example at a time
+        leaves = {name: value.detach().requires_grad_() for name, value in chosen.items()}
+        pieces = []
+        for i in range(len(targets)):
+            with torch.enable_grad():
+                loss_of_one = one(leaves, map_inputs(lambda t, i=i: t[i], inputs), targets[i])  # type: ignore[misc]
+            pieces.append(gradients_of(loss_of_one, [*leaves.values()]))
+        return {name: torch.stack(each) for name, each in zip(names, zip(*pieces, strict=True), strict=True)}
 
 
 def gradients_by_autograd(

@@ -179,7 +179,7 @@ def _panels(names: list[str]) -> tuple[Figure, dict[str, Axes]]:
     """One panel per data set, at most three in a row."""
     columns = max(1, min(3, len(names)))
     rows = max(1, -(-len(names) // columns))
-    figure = Figure(figsize=(4 * columns, 3.0 * rows + 0.8), layout="constrained")
+    figure = Figure(figsize=(4 * columns, 3.2 * rows + 0.8), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes in grid[len(names) :]:
         axes.set_visible(False)
@@ -263,7 +263,7 @@ def _curves(axes: Axes, cells: dict[int, Cell], color: str, label: str) -> None:
 def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow: bool = False) -> None:
     x = list(cells)
     middle = np.array([c.mean for c in cells.values()])
-    spread = np.array([c.deviation for c in cells.values()])
+    spread = np.array([c.deviation if c.seeds > 1 else np.nan for c in cells.values()])  # of one seed nothing is known
     look: dict[str, Any] = {"ls": "--", "mfc": "white"} if hollow else {}
     axes.plot(x, middle, color=color, marker="o", ms=4, lw=1.8, label=label, **look)
     axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
@@ -283,6 +283,7 @@ def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
 def _log_sizes(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_xlim(0.85 * SIZES[0], SIZES[-1] / 0.85)
+    axes.set_xlabel("examples kept")
     axes.set_xticks(SIZES, [str(size) for size in SIZES])
     axes.minorticks_off()
     axes.grid(axis="y", alpha=0.25)

@@ -17,7 +17,7 @@ EPOCHS = 200
 NAMES = {
     "recollect": "recollect (this library's settings)",
     "recollect-all-layers": "recollect, all layers",
-    "recollect-0.1": "recollect 0.1 (its first settings)",
+    "recollect-0.1": "recollect, its first settings",
     "clustering": "Clustering (k-means per class)",
     "gmc": "GMC",
     "gmc-last-layer": "GMC, last layer",

@@ -100,4 +100,4 @@ class DarkExperienceReplay(Learner):
             losses = self.training.losses(forward(model, again.inputs), again.targets)
             return total + self.beta * weighted_mean(losses, again.weights)
 
-        return fit(model, self.training, lambda: paired(model, arrived, dark, self.training, source), loss)
+        return fit(model, self.training, lambda: paired(model, arrived, dark, self.training, source), loss, source)

@@ -81,4 +81,4 @@ class ExperienceReplay(Learner):
         def loss(parts: tuple[Batch, Batch]) -> Tensor:
             return share * mean_loss(parts[0]) + (1 - share) * mean_loss(parts[1])
 
-        return fit(model, self.training, lambda: paired(model, arrived, held, self.training, source), loss)
+        return fit(model, self.training, lambda: paired(model, arrived, held, self.training, source), loss, source)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from recollect.batch import Batch
-from recollect.learners.learner import Learner
+from recollect.learners.learner import Learner, check_batch
 from recollect.learners.training import Task
 from recollect.memories import Memory
 from recollect.randomness import generator
@@ -49,6 +49,7 @@ class GDumb(Learner):
     def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
         if trained is not None:
             self.accept(trained)
+        self._check(check_batch(inputs, targets))
         model = None
         if self.memory.needs_model:
             model = self.model if len(self.memory) else self._fresh_model()
@@ -58,6 +59,8 @@ class GDumb(Learner):
         if inputs is not None and not (self.memory.needs_model and len(self.memory)):
             return None
         batch = self.memory.batch
+        if not len(batch):
+            raise ValueError("the memory must hold examples to be trained on, got none: all were forgotten")
         return None if batch is self._trained_on else Task(self._fresh_model(), batch, generator(self.seed, "training"))
 
     def accept(self, trained: nn.Module) -> None:

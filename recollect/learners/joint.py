@@ -34,6 +34,7 @@ class Joint(Learner):
 
     def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
         arrived = check_batch(inputs, targets, self._everything)
+        self._check(arrived)
         self._everything = arrived if self._everything is None else self._everything.followed_by(arrived)
         self._trained = False
 

@@ -4,13 +4,14 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from recollect.batch import Batch, check_same_form
+from recollect.batch import Batch, check_same_form, forward
 from recollect.checks import check_seed
 from recollect.embedding import MakeModel, draw_model
 from recollect.learners.training import MakeOptimizer, Task, Training, predict, train
-from recollect.losses import LossFunction
+from recollect.losses import LossFunction, check_labels
 from recollect.memories import Memory
 from recollect.randomness import derive_seed
 
@@ -35,6 +36,7 @@ class Learner(ABC):
 
     def __post_init__(self) -> None:
         self._model: nn.Module
+        self._untrained: nn.Module | None = None
         self.training = Training(
             self.epochs, self.lr, self.weight_decay, self.batch_size, self.loss, self.optimizer, self.progress
         )
@@ -85,6 +87,14 @@ class Learner(ABC):
 
     def _fresh_model(self) -> nn.Module:
         return draw_model(self.make_model, derive_seed(self.seed, "initial model"))
+
+    def _check(self, arrived: Batch) -> None:
+        """Refuse now what could not be trained on later, by what a fresh model makes of one example."""
+        if self._untrained is None:
+            self._untrained = self._fresh_model()
+        with torch.no_grad():
+            outputs = forward(self._untrained, arrived.take(torch.arange(1)).inputs)
+        check_labels(outputs, arrived.targets, self.loss)
 
     def _train(self, task: Task) -> nn.Module:
         return train(task.model, task.batch, self.training, task.generator)

@@ -2,17 +2,18 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from recollect.batch import Batch, Inputs, forward, map_inputs, named_tensors
+from recollect.batch import Batch, as_inputs, forward, map_inputs, named_tensors
 from recollect.checks import check_count, check_number
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.numerics import flushing_denormals
 from recollect.progress import progress_bar
+from recollect.randomness import seeded
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """A function of the trainable parameters that returns what moves them."""
@@ -77,14 +78,31 @@ def train(model: nn.Module, batch: Batch, training: Training, generator: torch.G
     def loss(part: Batch) -> Tensor:
         return weighted_mean(training.losses(forward(model, part.inputs), part.targets), part.weights)
 
-    return fit(model, training, epoch, loss)
+    return fit(model, training, epoch, loss, generator)
 
 
-@flushing_denormals()
 def fit(
+    model: nn.Module,
+    training: Training,
+    epoch: Callable[[], Iterable[Item]],
+    loss: Callable[[Item], Tensor],
+    generator: torch.Generator,
+) -> nn.Module:
+    """Train the model in place: for each item of each epoch, a step down the gradient of its loss.
+
+    What the model draws itself, as dropout does, follows from the generator as it is now, which is left as it is; so is
+    the global random state. Whoever asks for a prediction while gradients are off gets a model that was trained.
+    """
+    aside = torch.Generator().manual_seed(0)
+    aside.set_state(generator.get_state())
+    seed = int(torch.randint(2**62, (), generator=aside))
+    with flushing_denormals(), seeded(seed), torch.inference_mode(False), torch.enable_grad():
+        return _fitted(model, training, epoch, loss)
+
+
+def _fitted(
     model: nn.Module, training: Training, epoch: Callable[[], Iterable[Item]], loss: Callable[[Item], Tensor]
 ) -> nn.Module:
-    """Train the model in place: for each item of each epoch, a step down the gradient of its loss."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("the model must have at least one trainable parameter, got none")
@@ -93,9 +111,14 @@ def fit(
     with progress_bar("training", training.epochs, show=training.progress) as bar:
         for _ in range(training.epochs):
             for item in epoch():
-                optimizer.zero_grad(set_to_none=True)
-                loss(item).backward()
-                optimizer.step()
+
+                def down(item: Item = item) -> float:
+                    optimizer.zero_grad(set_to_none=True)
+                    value = loss(item)
+                    value.backward()
+                    return value  # type: ignore[return-value]
+
+                optimizer.step(down)  # some, such as LBFGS, ask for the loss several times
             bar.advance()
     return model.eval()
 
@@ -125,15 +148,16 @@ def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, inputs: Inputs, batch_size: int = 1000) -> Tensor:
+def predict(model: nn.Module, inputs: Any, batch_size: int = 1000) -> Tensor:
     """The model's outputs in evaluation mode."""
+    inputs = as_inputs(inputs)
     was_training = model.training
     model.eval()
     try:
         n = len(next(iter(named_tensors(inputs).values())))
         parts = [
             forward(model, map_inputs(lambda t, i=i: t[i : i + batch_size], inputs))  # type: ignore[misc]
-            for i in range(0, n, batch_size)
+            for i in range(0, max(n, 1), batch_size)
         ]
     finally:
         model.train(was_training)

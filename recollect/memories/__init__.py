@@ -63,6 +63,8 @@ def load_memory(
         ...     load_memory(folder)
         Reservoir(2 of 5 seen, capacity 2, weights 2.5)
     """
+    if not isinstance(folder, str | PathLike):
+        raise ValueError(f"folder must be a path, got {type(folder).__name__}")
     description, tensors = read_folder(folder)
     functions = {"loss": loss, "init": init, "features": features} | functions
     try:

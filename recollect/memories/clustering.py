@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from recollect.batch import Batch
 from recollect.memories.features import Features, check_features, features_of
 from recollect.memories.memory import Choice, Memory
-from recollect.randomness import derive_seed
+from recollect.randomness import derive_seed, seeded
 
 Rows = NDArray[np.float32]  # (n, features)
 Numbers = NDArray[np.float64]  # (n,)
@@ -184,9 +184,10 @@ def represent(rows: Rows, weights: Numbers, count: int, seed: int) -> tuple[NDAr
     """
     if count >= len(rows):
         return np.arange(len(rows)), weights
+    threads = _one_thread()  # first, as it loads scikit-learn with care
     from sklearn.cluster import KMeans
 
-    with _one_thread().limit(limits=1), warnings.catch_warnings():
+    with threads.limit(limits=1), warnings.catch_warnings():
         # More than one thread would add up in another order each time.
         warnings.simplefilter("ignore")  # that there are fewer clusters than asked for
         few = len(rows) <= min(count + count // _FEW, _MOST)
@@ -245,7 +246,8 @@ def _thinned(rows: Rows, weights: Numbers, count: int) -> NDArray[np.int64]:
 @cache
 def _one_thread() -> Any:
     """What sets the threads of the libraries below NumPy and scikit-learn; looked for once, as that takes a while."""
-    import sklearn.cluster  # noqa: F401  # so that its libraries are there to be found
+    with seeded(0):  # one of the modules that it loads draws from Python's own generator
+        import sklearn.cluster  # noqa: F401  # so that its libraries are there to be found
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()

@@ -105,7 +105,7 @@ class GradientMatching(Memory):
         init_scale: multiplies what was drawn.
         calibrate: give fresh BatchNorm layers the statistics of the stream's first examples.
         scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
-        batch_size: examples per pass; bounds memory and changes nothing else.
+        batch_size: examples per pass; bounds memory and changes nothing else, but for rounding.
         device: where to compute.
         shortlist: how many candidates are drawn at random for each place; all examples count in what is to be matched.
             Of those that arrive later so many are drawn as they are a part of everything seen, but two for each place
@@ -122,6 +122,7 @@ class GradientMatching(Memory):
         nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
         hold_count: let the weights add up to about the number of examples seen, or to what they stand for, as learners
             need that mix them with new examples of weight one; it costs some matching error, which others can save.
+            It is a pull and not a promise: a handful of examples, which match little, add up to less.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
@@ -279,6 +280,9 @@ class GradientMatching(Memory):
             return
         arriving = self._arriving(source, weights)
         if candidates is not None:
+            if not hasattr(candidates, "products"):
+                got = type(candidates).__name__
+                raise ValueError(f"candidates must be what the memory's embedding.dictionary returned, got {got}")
             if len(candidates) != len(arriving):
                 raise ValueError(f"candidates must be those of the {len(arriving)} examples, got {len(candidates)}")
             if not bool(arriving.weights.all()):
@@ -419,7 +423,7 @@ class GradientMatching(Memory):
         choice = pool.choice(coreset, seen, prepared.tensors)
         if seen is not None or get_loss(embedding.loss) is cross_entropy:
             passed = pool.targets[:0] if arrivals is None else arrivals.classes.cpu()
-            warn_of_lost_classes(torch.cat([pool.targets, passed]), pool.targets[choice.indices])
+            warn_of_lost_classes(torch.cat([pool.targets, passed]), pool.targets[choice.indices], self._classes[1])
         self._prepared = prepared
         return choice
 
@@ -467,6 +471,8 @@ class GradientMatching(Memory):
         """
         if not isinstance(other, GradientMatching):
             raise ValueError(f"gradient matching can be merged with gradient matching, got {type(other).__name__}")
+        if not other.seen:
+            return copy(self)
         mine, theirs = self._settled(), other._settled()
         about = [{name: value for name, value in m._state.items() if name not in _ITS_OWN} for m in (mine, theirs)]
         if not self._matches_like(other) or not _same_tensors(*about):
@@ -639,9 +645,9 @@ class GradientMatching(Memory):
         some = race.topk(max(1, int((race < 1).sum())), largest=False).indices.sort().values
         if len(held) + len(some) > self.capacity - self.capacity // ROOM // 4:
             return None
-        warn_of_lost_classes(
-            torch.cat([held.targets, arrived.targets]), torch.cat([held.targets, arrived.targets[some]])
-        )
+        if get_loss(embedding.loss) is cross_entropy:
+            stay = torch.cat([held.targets, arrived.targets[some]])
+            warn_of_lost_classes(torch.cat([held.targets, arrived.targets]), stay)
         rows = embedding.dictionary(arrived.inputs, arrived.targets, prepared=prepared)
         state = {name: value for name, value in self._state.items() if name not in ("waiting", "factors")}
         everything = torch.arange(len(rows), device=embedding.device)

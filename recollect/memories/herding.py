@@ -55,7 +55,8 @@ class Herding(Memory):
                     picks.append(row[herd(features[row].double(), total_feature / count, share)])
                     weights_of.append(torch.full((share,), float(count) / share))
             indices, order = torch.cat(picks).sort()
-            weights = torch.cat(weights_of)[order]
+            weights = torch.cat(weights_of)[order].double()
+            weights *= self._total(arrived) / float(weights.sum())  # also for classes that have no place
         state = {"features": features[indices], "classes": classes, "counts": counts, "sums": sums}
         return Choice(indices, weights, state)
 

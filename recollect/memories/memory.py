@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from recollect.arrays import as_tensor
 from recollect.batch import Batch, Inputs, check_device, check_same_form, describe_weights, map_inputs, named_tensors
-from recollect.checks import check_count, check_seed
+from recollect.checks import check_count, check_flag, check_seed
 from recollect.memories.storage import write_folder
 from recollect.randomness import generator
 from recollect.sources import Stream, examples_of, recut
@@ -249,6 +248,7 @@ class Memory(ABC):
     def _check_ids(self, ids: Any) -> Tensor:
         """Ids of this stream, each once."""
         wanted = as_tensor(ids, "ids").to(self.batch.ids.device)
+        wanted = wanted if wanted.numel() else wanted.long()  # an empty list is one of no numbers
         if wanted.ndim != 1 or wanted.is_floating_point() or wanted.dtype == torch.bool:
             raise ValueError(f"ids must be a row of whole numbers, got {wanted.dtype} of shape {tuple(wanted.shape)}")
         wanted = torch.tensor(sorted(set(wanted.tolist())), dtype=torch.long, device=wanted.device)
@@ -285,9 +285,7 @@ class Memory(ABC):
 
     def loader(self, batch_size: int, shuffle: bool = True) -> "Loader":
         """Minibatches of (inputs, targets, weights), in a new order at each pass, of what is held when it begins."""
-        if not isinstance(shuffle, bool | np.bool_):
-            raise ValueError(f"shuffle must be True or False, got {shuffle!r}")
-        return Loader(self, check_count("batch_size", batch_size), bool(shuffle))
+        return Loader(self, check_count("batch_size", batch_size), check_flag("shuffle", shuffle))
 
     @property
     def dataset(self) -> "Examples":
@@ -418,7 +416,9 @@ class Examples(Dataset[Sample]):
 
     def __getitem__(self, index: int) -> Sample:
         batch = self._now()
-        return Sample(map_inputs(lambda t: t[index], batch.inputs), batch.targets[index], batch.weights[index])
+        # Copies, which a transform may change: what is held stays as it came.
+        inputs = map_inputs(lambda t: t[index].clone(), batch.inputs)
+        return Sample(inputs, batch.targets[index].clone(), batch.weights[index].clone())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._now(),)

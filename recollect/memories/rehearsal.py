@@ -53,8 +53,8 @@ def rehearsal_loader(
     parts: list[Dataset[Sample]] = [_new(dataset, held, target)]
     if held is not None:
         parts.append(Examples(held))
-    source = generator(check_seed(seed), "rehearsal", memory.seen)
-    return DataLoader(ConcatDataset(parts), batch_size, shuffle=shuffle, generator=source, **options)
+    options = {"generator": generator(check_seed(seed), "rehearsal", memory.seen), **options}
+    return DataLoader(ConcatDataset(parts), batch_size, shuffle=shuffle, **options)
 
 
 def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample]:

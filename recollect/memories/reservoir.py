@@ -1,5 +1,6 @@
 """Reservoir sampling (Vitter 1985) by random keys; where examples come with weights, VarOpt (Cohen et al. 2009)."""
 
+from copy import copy
 from dataclasses import replace
 from typing import Any, Self
 
@@ -59,6 +60,8 @@ class Reservoir(Memory):
         """
         if not isinstance(other, Reservoir):
             raise ValueError(f"a reservoir can be merged with a reservoir, got {type(other).__name__}")
+        if not other.seen:
+            return copy(self)
         sources = torch.cat([self._sources(), other._sources().to(self.device)])
         if len(sources.unique()) < len(sources):
             twice = self.seed if self.seed == other.seed else "one that was merged before"

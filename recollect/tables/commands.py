@@ -151,15 +151,20 @@ def set_(store: Folder, **options: Any) -> None:
     opened = Store(store)
     settings = changed_settings(opened.settings, options)
     _network(options["model"])
+    before = asdict(opened.settings)
     opened.change(settings)
-    before, after = asdict(opened.settings), asdict(settings)
-    _answer({"store": str(store), **settings.as_data()}, [f"{store}: {_settings_line(after, before)}"], options)
+    line = _settings_line(asdict(settings), before)
+    _answer({"store": str(store), **settings.as_data()}, [f"{store}: {line}"], options)
 
 
 def _settings_line(after: dict[str, Any], before: dict[str, Any]) -> str:
-    told = [f"{name} {value}" for name, value in after.items() if name in ("target", "size", "memory")]
-    told += [f"ignore {', '.join(after['ignore'])}"] if after["ignore"] else []
-    told += [f"{name} as {kind}" for name, kind in after["kinds"].items()]
+    """Target, size, memory and what is said of columns, then what has changed beside them."""
+    told = [f"{name} {after.pop(name)}" for name in ("target", "size", "memory")]
+    told += [f"ignore {', '.join(ignored)}"] if (ignored := after.pop("ignore")) else []
+    told += [f"{name} as {kind}" for name, kind in after.pop("kinds").items()]
+    after, before = ({**some.pop("reading"), **some} for some in (after, before))
+    changed = [(name, value) for name, value in after.items() if value != before[name]]
+    told += [f"{name.replace('_', ' ')} {'as usual' if value is None else value}" for name, value in changed]
     return ", ".join(told)
 
 

@@ -61,6 +61,7 @@ class TableMemory:
         settings: what is wanted.
         schema: the columns of the table.
         encoding: how they become numbers.
+        account: what was read as what, and why.
         make_network: builds the user's own network from the numbers of features and outputs.
         progress: show progress bars in a terminal.
     """

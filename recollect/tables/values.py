@@ -129,11 +129,6 @@ def class_names(values: pa.ChunkedArray) -> list[Any]:
     return [f"{value:.0f}" if math.isfinite(value) and value == round(value) else repr(value) for value in numbers]
 
 
-def count_missing(values: pa.ChunkedArray, *, words: bool = True) -> int:
-    """How many are null, NaN, or one of the words for it; a class may be called by such a word."""
-    return int(missing_mask(values, words=words).sum())
-
-
 def missing_mask(values: pa.ChunkedArray, *, words: bool = True) -> NDArray[np.bool_]:
     """Which values are missing."""
     if is_text(values.type):
