@@ -830,7 +830,7 @@ def test_a_store_that_has_taken_nothing_can_be_mended(tmp_path: Path, capsys: py
     assert run("set", store, "--target", "bought", "--ignore", "x", "--size", 7) == 0
     capsys.readouterr()
     assert run("set", store, "--ignore", "age", "--as", "code=number", "--decimal", ".", "--seed", 3) == 0
-    line = "target bought, size 7, memory reservoir, ignore x, age, code as number, seed 3, decimal ."
+    line = "target bought, size 7, memory reservoir, ignore x, age, code as number, decimal ., seed 3"
     assert capsys.readouterr().out == f"{store}: {line}\n"
     settings = Store(store).settings
     assert (settings.target, settings.size, settings.ignore) == ("bought", 7, ("x", "age"))

@@ -1,5 +1,6 @@
 """Training a model on weighted examples."""
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -107,6 +108,8 @@ def _fitted(
     if not parameters:
         raise ValueError("the model must have at least one trainable parameter, got none")
     optimizer = training.make_optimizer(parameters)
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    asks = closure is not None and closure.default is inspect.Parameter.empty  # for the loss, as LBFGS does
     model.train()
     with progress_bar("training", training.epochs, show=training.progress) as bar:
         for _ in range(training.epochs):
@@ -118,7 +121,11 @@ def _fitted(
                     value.backward()
                     return value  # type: ignore[return-value]
 
-                optimizer.step(down)  # some, such as LBFGS, ask for the loss several times
+                if asks:
+                    optimizer.step(down)
+                else:
+                    down()
+                    optimizer.step()
             bar.advance()
     return model.eval()
 

@@ -60,8 +60,6 @@ class Reservoir(Memory):
         """
         if not isinstance(other, Reservoir):
             raise ValueError(f"a reservoir can be merged with a reservoir, got {type(other).__name__}")
-        if not other.seen:
-            return copy(self)
         sources = torch.cat([self._sources(), other._sources().to(self.device)])
         if len(sources.unique()) < len(sources):
             twice = self.seed if self.seed == other.seed else "one that was merged before"
@@ -69,6 +67,8 @@ class Reservoir(Memory):
                 f"memories to be merged must have different seeds, got {twice} twice: "
                 "their random keys would be the same"
             )
+        if not other.seen:
+            return copy(self)
         later = other.batch.to(self.device)
         check_same_form(self.batch, later)
         by_weight = any("adjusted" in memory._state for memory in (self, other))
