@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from recollect.cli import main
+from recollect.experiments import open_store
+from recollect.experiments.tables import NAMES, summarise
 from recollect.randomness import seeded
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +24,23 @@ def python_blocks(page: Path) -> str:
 
 
 WITH_CODE = [page for page in PAGES if page != TUTORIAL and python_blocks(page)]
+
+
+def test_the_readme_tells_what_the_results_say() -> None:
+    found = summarise(open_store(ROOT / "results" / "paper.jsonl").read())
+    names = {name: dataset for dataset, name in NAMES.items()} | {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
+    lines = re.findall(r"^\|([A-Za-z -]*)\| (200|1000) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) == 10
+    dataset = ""
+    for name, size, told in lines:
+        dataset = names[name.strip()] if name.strip() else dataset
+        paper = "gmc-last-layer" if "mnist" in dataset else "gmc"
+        cells = [found["gdumb", dataset, m, int(size)] for m in ("recollect", "clustering", paper, "reservoir")]
+        for text, cell in zip(told.split(" | "), cells, strict=True):
+            ahead = [cell.less(other) for other in cells if other is not cell]
+            accuracy = f"{cell.mean:.1f} ± {cell.deviation:.1f}"
+            accuracy = f"**{accuracy}**" if all(gain.mean > gain.deviation for gain in ahead) else accuracy
+            assert text == f"{accuracy} ({cell.seeds})", (dataset, size)
 
 
 def test_pages_that_are_meant_to_have_code_do() -> None:
