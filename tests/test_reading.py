@@ -35,6 +35,21 @@ def test_encodings_and_delimiters_are_recognised(tmp_path: Path, encoding: str, 
     assert table.column("x").to_pylist() == ["1,5", "2,25", "3,0"]  # text as it came
 
 
+@pytest.mark.parametrize("form", ["ndjson", "json", "a bad line"])
+def test_moments_in_json_are_the_text_that_they_came_as(tmp_path: Path, form: str) -> None:
+    rows = [
+        {"x": 1, "t": "2024-01-01T10:00:00+02:00", "n": {"d": "2024-01-01 10:00:00", "k": ["2024-01-01"]}, "y": "a"},
+        {"x": 2, "t": "2024-01-02 10:00:00", "n": {"d": "2024-01-02 10:00:00", "k": []}, "y": "b"},
+    ]
+    bad, path = form == "a bad line", tmp_path / ("a.json" if form == "json" else "a.ndjson")
+    lines = [json.dumps(rows[0]), *["{]"] * bad, json.dumps(rows[1])]
+    path.write_text(json.dumps(rows) if form == "json" else "\n".join(lines) + "\n")
+    skipped = Skipped()
+    table = pa.concat_tables(pieces(recognise(path, Reading(skip_bad_rows=bad)), skipped))
+    assert table.to_pylist() == rows and skipped.rows == bad
+    assert table.column_names == ["x", "t", "n", "y"]
+
+
 def test_what_was_said_wins_over_what_was_recognised(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes(b"a;b,c\n1;2,x\n3;4,y\n")

@@ -3,8 +3,8 @@
 import io
 import json
 import re
-from collections.abc import Iterator
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,9 +22,10 @@ _SPACE = re.compile(r"[\s,]*")
 def read_ndjson(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
     """An object per line."""
     if source.reading.skip_bad_rows:
-        return _read(_Lines(_good_lines(source, skipped)))
+        # Looked at twice, counted once.
+        return _read(lambda: _Lines(_good_lines(source, skipped)), lambda: _Lines(_good_lines(source, Skipped())))
     _check_depth(source)
-    return _checked(source, open_text(source))
+    return _checked(source)
 
 
 def read_json(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
@@ -32,23 +33,42 @@ def read_json(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
     with open_text(source) as file:
         head = file.read(2**16).decode("utf-8", errors="replace").lstrip()
     if head.startswith("["):
-        return _read(_Lines(_records(source)))
+        return _read(lambda: _Lines(_records(source)))
     first, _, rest = head.partition("\n")
     if rest.strip() and _is_object(first):
         return read_ndjson(source, skipped)
-    return _read(_Lines(_from_object(source)))
+    return _read(lambda: _Lines(_from_object(source)))
 
 
-def _read(file: Any) -> Iterator[pa.Table]:
+def _read(open_file: Callable[[], Any], first_look: Callable[[], Any] | None = None) -> Iterator[pa.Table]:
+    """The rows, in which text stays text: pyarrow takes some of it for moments, in another zone and notation."""
     read = pyarrow.json.ReadOptions(block_size=BLOCK_BYTES)
-    with file, pyarrow.json.open_json(file, read_options=read) as reader:
+    with (first_look or open_file)() as file, pyarrow.json.open_json(file, read_options=read) as reader:
+        names = reader.schema.names
+        dated = [field.with_type(kind) for field in reader.schema if (kind := _as_text(field.type)) != field.type]
+    parse = pyarrow.json.ParseOptions(explicit_schema=pa.schema(dated) if dated else None)
+    with open_file() as file, pyarrow.json.open_json(file, read_options=read, parse_options=parse) as reader:
         for batch in reader:
-            yield from cut(pa.Table.from_batches([batch]))
+            table = pa.Table.from_batches([batch])
+            if dated:  # which came first
+                table = table.select([*names, *(name for name in table.column_names if name not in names)])
+            yield from cut(table)
 
 
-def _checked(source: Source, file: IO[bytes]) -> Iterator[pa.Table]:
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    """The type with text where moments were recognised."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_text(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_text(kind.value_type)))
+    return kind
+
+
+def _checked(source: Source) -> Iterator[pa.Table]:
     try:
-        yield from _read(file)
+        yield from _read(lambda: open_text(source))
     except pa.ArrowInvalid as error:
         for number, line in enumerate(_lines(source), 1):
             if line.strip() and not _is_object(line):
