@@ -15,7 +15,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from recollect.tables.blocks import cut_blocks
-from recollect.tables.reading import Reading, Skipped, columnar, find_files, opened, parts, pieces, recognise
+from recollect.tables.reading import (
+    Reading,
+    Skipped,
+    characters,
+    columnar,
+    find_files,
+    opened,
+    parts,
+    pieces,
+    recognise,
+)
 
 LINES = [["x", "größe", "y"], ["1,5", "a b", "ja"], ["2,25", "c", "nein"], ["3,0", "ü", "ja"]]
 
@@ -63,12 +73,22 @@ def test_what_was_said_wins_over_what_was_recognised(tmp_path: Path) -> None:
             Reading(**said)
 
 
-def test_one_wrong_byte_does_not_make_a_text_another_encoding(tmp_path: Path) -> None:
+def test_one_wrong_byte_does_not_make_a_text_another_encoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.csv"
     path.write_bytes("x,y\nä,ö\nü,ß\n".encode() + b"\xe9,1\n")
     with pytest.raises(ValueError, match=r"must be in utf-8 throughout, got the byte b'\\xe9' in line 4"):
         read(path)
     assert read(path, encoding="latin-1").num_rows == 3
+    rows = "x,y\n" + "".join(f"Zürich{i},{i}\n" for i in range(30))
+    path.write_bytes((rows + "Zü").encode()[:-1])  # a download that broke off within a letter
+    with pytest.raises(ValueError, match=r"must be in utf-8 throughout, got the byte b'\\xc3' in line 32"):
+        read(path)
+    monkeypatch.setattr(characters, "_BLOCK", 256)
+    path.write_bytes(rows.encode() + b"plain,1\n" * 100 + b"caf\xe9,1\n")  # in a block without another letter
+    with pytest.raises(ValueError, match=r"must be in utf-8 throughout, got the byte b'\\xe9' in line 132"):
+        read(path)
+    path.write_bytes(b"x,y\n" + b"plain,1\n" * 100 + b"caf\xe9,1\n")
+    assert read(path).column("x").to_pylist()[-1] == "café"
 
 
 def test_a_malformed_line_is_named_with_its_number_and_text(tmp_path: Path) -> None:

@@ -871,6 +871,11 @@ def test_columns_may_be_called_weight_and_row(tmp_path: Path, capsys: pytest.Cap
     assert pyarrow.parquet.read_table(output).column_names[-1] == "w"
     assert run(*asked, "--weight-name", "color") == 2
     assert "must have a name of its own, got 'color'" in one_line(capsys)
+    save(pa.table({"x": np.arange(20.0), "y": ["a", "b"] * 10}), tmp_path / "plain.csv")
+    named_row = ("select", tmp_path / "plain.csv", "--target", "y", "--size", 4, "-o", output, "--weight-name", "row")
+    assert run(*named_row) == 0
+    named = pyarrow.parquet.read_table(output)
+    assert named.column_names == ["x", "y", "recollect_row", "row"] and pyarrow.compute.sum(named["row"]).as_py() == 20
 
 
 @pytest.mark.parametrize(

@@ -275,12 +275,12 @@ def _added_names(schema: pa.Schema, weight: str | None) -> tuple[str, str]:
     if weight in schema.names:
         raise ValueError(f"the column of weights must have a name of its own, got {weight!r}, which there is already")
     found: list[str] = []
-    for name in ("row", weight or "weight"):
+    for name in (weight or "weight", "row"):
         while name in (*schema.names, *found):
             name = name if name.startswith("recollect_") else f"recollect_{name}"
             name = f"{name}_" if name in schema.names else name
         found.append(name)
-    return found[0], found[1]
+    return found[1], found[0]
 
 
 def _kept_rows(rows: pa.Table, ids: Tensor, block: Block, classes: Sequence[str], first: int, kept: Tensor) -> pa.Table:

@@ -89,7 +89,8 @@ class Store:
         path = folder / "store.json"
         if not path.is_file():
             raise ValueError(
-                f"{str(folder)!r} must be a store, got no store.json there: make one with `recollect init`"
+                f"{str(folder)!r} must be a store, got no store.json there: make one with `recollect init`, "
+                "or mend one that was there with `recollect recover`"
             )
         content = path.read_bytes()
         document = {"format": FORMAT, "version": 1} if b'"version": 1,' in content[:100] else None

@@ -30,16 +30,22 @@ def recognise_encoding(file: IO[bytes], name: str) -> str:
     if control := _CONTROL.search(head):
         raise UnreadableError(f"{name!r} must be a table, got bytes that are no text, such as {control[0]!r}")
     decoder = codecs.getincrementaldecoder("utf-8")()
-    block, size, line = head, 0, 1
+    block, size, line, good = head, 0, 1, 0
     try:
         while block and size < _LOOKED_AT:
             decoder.decode(block)
-            size, line = size + len(block), line + block.count(b"\n")
+            size, line, good = size + len(block), line + block.count(b"\n"), good + _beyond_ascii(block)
             block = file.read(_BLOCK)
         decoder.decode(b"", final=not block)
         return "utf-8"
     except UnicodeDecodeError as error:
-        return _western(error.object, line, error, name)
+        if not block:  # what is left of a character at the very end has been counted as good
+            good -= len(error.object)
+        return _western(error.object, line, good, error, name)
+
+
+def _beyond_ascii(block: bytes) -> int:
+    return len(block.translate(None, bytes(range(128))))
 
 
 def _without_mark(head: bytes) -> str | None:
@@ -54,10 +60,11 @@ def _without_mark(head: bytes) -> str | None:
     return None
 
 
-def _western(block: bytes, line: int, error: UnicodeDecodeError, name: str) -> str:
+def _western(block: bytes, line: int, good: int, error: UnicodeDecodeError, name: str) -> str:
+    """The encoding of a text with a block that is no UTF-8, after so many bytes of letters beyond ASCII that were."""
     letters = [c for c in block.decode("utf-8", errors="ignore") if not c.isascii()]
-    strange = len(block.translate(None, bytes(range(128)))) - len("".join(letters).encode())
-    if len(letters) > strange:  # UTF-8, but for something: in another encoding all of it would be wrong
+    strange = _beyond_ascii(block) - len("".join(letters).encode())
+    if len(letters) + good // 2 > strange:  # UTF-8, but for something: in another encoding all of it would be wrong
         line += block[: error.start].count(b"\n")
         wrong = block[error.start : error.start + 1]
         raise UnreadableError(
