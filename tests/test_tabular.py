@@ -931,6 +931,17 @@ def test_a_class_that_loses_all_rows_is_said_at_once(tmp_path: Path, capsys: pyt
     assert "no row is kept of the class 'rare'" in capsys.readouterr().out
 
 
+def test_places_that_are_too_few_for_each_class_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = pa.table({"x": np.arange(60.0), "y": ["a", "b", "c"] * 20})
+    asked = ("select", save(table, tmp_path / "a.csv"), "--target", "y", "-o", tmp_path / "o.csv", "--min-per-class")
+    assert run(*asked, 4, "--size", 9) == 0
+    assert "some classes keep fewer than 4 rows, as 3 of them have 9 places" in capsys.readouterr().out
+    assert run(*asked, 1, "--size", 2) == 0
+    assert "a larger --size keeps some" in capsys.readouterr().out
+    assert run(*asked, 3, "--size", 9) == 0
+    assert "keep fewer" not in capsys.readouterr().out
+
+
 def test_rare_rows_are_kept_if_asked_for(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rare = np.arange(1005) % 100 == 50

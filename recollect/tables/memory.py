@@ -83,7 +83,7 @@ class TableMemory:
             if len(encoding.classes) < 2 and settings.classes is None:
                 raise ValueError(
                     f"the target {encoding.target!r} must have at least two classes, got one: "
-                    "say how many there will be with --classes"
+                    "there is nothing to tell apart, unless a store is told how many there will be with --classes"
                 )
         else:
             self.outputs = 1

@@ -58,6 +58,9 @@ def remarks(taken: "Taken", kept: int, settings: "Settings") -> Iterator[str]:
         elif settings.memory == "clustering":
             reason = "no others differ from these"
         yield f"{counted(settings.size - kept, 'row')} fewer than asked for, as {reason}"
+    classes, least = len(taken.class_counts), settings.min_per_class
+    if classes * least > settings.size:
+        yield f"some classes keep fewer than {least} rows, as {classes} of them have {settings.size} places"
     if taken.lost:
         names = ", ".join(map(repr, taken.lost[:5])) + (f" and {len(taken.lost) - 5} more" if taken.lost[5:] else "")
         word = "the class" if len(taken.lost) == 1 else f"{len(taken.lost)} classes:"
