@@ -12,9 +12,8 @@ from torch import Tensor
 
 from recollect.files import replacing
 from recollect.numerics import ExactSum, row_norms, sum_rows
-from recollect.rows import Outer, along_factors
+from recollect.rows import FEW_ROWS, Outer, along_factors
 
-_FEW_ROWS = 256  # that take all initialisations at once: fewer, short steps
 _FEW = 3  # columns that take no longer than one, as long as they come first in the product
 SCAN_ROWS = 1024
 """Rows are scanned and summed this many at a time, wherever they live, so that the bits are the same."""
@@ -287,7 +286,7 @@ class Factored:
             yield (torch.cat([sums, deltas.double().sum(1)], 1) if self.form.bias else sums).flatten()
 
     def norms(self) -> Tensor:
-        if len(self) <= _FEW_ROWS:
+        if len(self) <= FEW_ROWS:
             d, h = (torch.linalg.vector_norm(f, dim=2, dtype=torch.float64) for f in (self._deltas, self._inputs))
             few: Tensor = (d.square() * (h.square() + self.form.bias)).sum(0).sqrt()
             return few
@@ -435,20 +434,20 @@ def remembered(state: Mapping[str, Tensor], device: torch.device) -> Dictionary:
     return Factored.unpacked(rows, form)
 
 
-def remembering_more(state: Mapping[str, Tensor], rows: Dictionary) -> dict[str, Tensor]:
-    """What `to_remember` would give of the rows that it gave before, followed by others.
+def remembering_more(state: Mapping[str, Tensor], rows: Dictionary, device: torch.device) -> dict[str, Tensor]:
+    """What `to_remember` would give of the rows that it gave before, followed by others, which are on this device.
 
     Example:
         >>> state = to_remember(InMemory(torch.eye(2)))
-        >>> remembering_more(state, InMemory(torch.ones(1, 2)))["embeddings"]
+        >>> remembering_more(state, InMemory(torch.ones(1, 2)), torch.device("cpu"))["embeddings"]
         tensor([[1., 0.],
                 [0., 1.],
                 [1., 1.]])
     """
-    before = remembered(state, state["embeddings"].device)
+    before = remembered(state, device)
     if isinstance(before, Factored) and isinstance(rows, Factored) and before.form == rows.form:
-        more = rows.packed(torch.arange(len(rows))).to(state["embeddings"].device)
-        return {"embeddings": torch.cat([state["embeddings"], more]), "factors": state["factors"]}
+        more = rows.packed(torch.arange(len(rows)))
+        return {"embeddings": torch.cat([state["embeddings"].to(device), more]), "factors": state["factors"]}
     return to_remember(joined(before, rows))
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from recollect.numerics import gram, sum_rows
 
 _BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
-_FEW, _SMALL = 256, 2**13  # rows, and products of rows, that take all initialisations at once: fewer, short steps
+FEW_ROWS, _SMALL = 256, 2**13
+"""Rows, and products of rows, that take all initialisations at once: fewer, short steps."""
 
 
 class Form(Protocol):
@@ -142,7 +143,7 @@ class Outer(NamedTuple):
         if self.padding:
             total += self.constant * vector[self.dim]
         split = self.n_out * self.n_in
-        if len(rows) <= _FEW:
+        if len(rows) <= FEW_ROWS:
             (d, h), v = self.factors(rows), vector[: self.dim].reshape(self.inits, -1)
             to_h = h.to(v.dtype) @ v[:, :split].reshape(-1, self.n_out, self.n_in).mT
             if self.bias:
@@ -153,7 +154,7 @@ class Outer(NamedTuple):
         return total
 
     def combined(self, weights: Tensor, rows: Tensor) -> Tensor:
-        if len(rows) <= _FEW:
+        if len(rows) <= FEW_ROWS:
             weighted, h = (factor.double() for factor in self.factors(rows))
             weighted = weighted * weights.double()[:, None]
             sums = (weighted.mT @ h).flatten(1)

@@ -59,10 +59,10 @@ def test_factors_that_are_remembered_joined_or_cut_are_the_same_rows(bias: bool)
     assert isinstance(both, Factored)
     formed = torch.cat([candidates.rows(everything), others.rows(torch.arange(5))])
     assert torch.equal(both.rows(torch.arange(14)), formed)
-    more = remembering_more(to_remember(candidates), others)
+    more = remembering_more(to_remember(candidates), others, torch.device("cpu"))
     assert torch.equal(remembered(more, torch.device("cpu")).rows(torch.arange(14)), formed)
     assert more.keys() == to_remember(both).keys() and torch.equal(more["embeddings"], to_remember(both)["embeddings"])
-    other_form = remembering_more(to_remember(candidates), InMemory(others.rows(torch.arange(5))))
+    other_form = remembering_more(to_remember(candidates), InMemory(others.rows(torch.arange(5))), torch.device("cpu"))
     assert torch.equal(other_form["embeddings"], formed) and "factors" not in other_form
     some, weights = torch.tensor([12, 3, 8]), torch.tensor([2.0, 0.5, 1.0])
     for cut in (taken(both, some), part(both, some), part(InMemory(formed), some)):

@@ -42,7 +42,7 @@ COLORS = {
     "gss": "#d18f00",
 }
 Place: TypeAlias = tuple[str, int, int | None]
-"""A data set and a memory size."""
+"""A data set, a memory size, and of how many rows it is, if not of all."""
 
 _STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "recollect"}
 
@@ -202,7 +202,6 @@ def _places(results: Results, wanted: Callable[[dict[str, Any]], bool]) -> list[
 
 
 def _place(result: dict[str, Any]) -> Place:
-    """Data set, size, and of how many rows, if not of all."""
     return result["dataset"], result["size"], result["rows"]
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -94,7 +95,7 @@ def fit(
     What the model draws itself, as dropout does, follows from the generator as it is now, which is left as it is; so is
     the global random state. Whoever asks for a prediction while gradients are off gets a model that was trained.
     """
-    aside = torch.Generator().manual_seed(0)
+    aside = torch.Generator()
     aside.set_state(generator.get_state())
     seed = int(torch.randint(2**62, (), generator=aside))
     with flushing_denormals(), seeded(seed), torch.inference_mode(False), torch.enable_grad():
@@ -110,21 +111,21 @@ def _fitted(
     optimizer = training.make_optimizer(parameters)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     asks = closure is not None and closure.default is inspect.Parameter.empty  # for the loss, as LBFGS does
+
+    def backward(item: Item) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        value = loss(item)
+        value.backward()
+        return value  # type: ignore[return-value]
+
     model.train()
     with progress_bar("training", training.epochs, show=training.progress) as bar:
         for _ in range(training.epochs):
             for item in epoch():
-
-                def down(item: Item = item) -> float:
-                    optimizer.zero_grad(set_to_none=True)
-                    value = loss(item)
-                    value.backward()
-                    return value  # type: ignore[return-value]
-
                 if asks:
-                    optimizer.step(down)
+                    optimizer.step(partial(backward, item))
                 else:
-                    down()
+                    backward(item)
                     optimizer.step()
             bar.advance()
     return model.eval()

@@ -623,9 +623,9 @@ class GradientMatching(Memory):
             state |= {name: value.detach().to(self.device) for name, value in prepared.tensors.items()}
             state["error"] = torch.zeros((), dtype=torch.float64).to(self.device)
         seen, kept = self.seen + count, held.followed_by(arrived)
-        if TOTAL in state or self._weighs(arrived):
-            own = self._own(held, arrived) if self._weighs(arrived) else None
-            state = self._with_weights(state, seen, self._total(arrived), own)
+        weighs = self._weighs(arrived)
+        if weighs or TOTAL in state:
+            state = self._with_weights(state, seen, self._total(arrived), self._own(held, arrived) if weighs else None)
         # From here on nothing can fail.
         self._state = state
         self._batch, self.seen, self._prepared = kept, seen, prepared
@@ -652,7 +652,7 @@ class GradientMatching(Memory):
         state = {name: value for name, value in self._state.items() if name not in ("waiting", "factors")}
         everything = torch.arange(len(rows), device=embedding.device)
         state["target"] = state["target"] + weighted_sum(rows, everything, weights.to(embedding.device)).to(self.device)
-        state |= remembering_more(self._state, taken(rows, some))
+        state |= self._here(remembering_more(self._state, taken(rows, some), embedding.device))
         stand = weights[some] / chances[some].clamp(max=1)
         stand *= weights.sum() / stand.sum()
         self._prepared = prepared

@@ -64,10 +64,8 @@ def remarks(taken: "Taken", kept: int, settings: "Settings") -> Iterator[str]:
     if taken.lost:
         names = ", ".join(map(repr, taken.lost[:5])) + (f" and {len(taken.lost) - 5} more" if taken.lost[5:] else "")
         word = "the class" if len(taken.lost) == 1 else f"{len(taken.lost)} classes:"
-        advice = (
-            "a larger --size keeps" if settings.min_per_class else "--min-per-class 1 or --class-weight balanced keeps"
-        )
-        yield f"no row is kept of {word} {names}; {advice} some"
+        advice = "a larger --size" if least else "--min-per-class 1 or --class-weight balanced"
+        yield f"no row is kept of {word} {names}; {advice} keeps some"
 
 
 def added(held: "TableMemory") -> Iterator[str]:
