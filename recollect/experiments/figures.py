@@ -11,6 +11,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from recollect.datasets import Dataset
 from recollect.experiments.tables import (
@@ -20,7 +21,9 @@ from recollect.experiments.tables import (
     Results,
     by_epochs,
     cell,
+    counted_epochs,
     counting,
+    epochs_run,
     gains,
     shortened,
     varying,
@@ -57,18 +60,23 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 
 def accuracy_against_size(results: Results, learner: str) -> Figure:
-    """Final accuracy by memory size on each data set (Figures 1 and 2); the paper's means are dotted."""
+    """Final accuracy by memory size on each data set (Figures 1 and 2); the paper's means are dotted.
+
+    A panel shows cells of one number of epochs, that of most, and says so where it is not the paper's.
+    """
     ours, paper = by_epochs(results), paper_results()
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([name for name in DATASETS if any(key[:2] == (learner, name) for key in ours)])
         for dataset, axes in panels.items():
+            epochs = epochs_run(results, learner, dataset)[0]
             for memory, color in COLORS.items():
-                found = {size: ours[key] for size in SIZES if (key := (learner, dataset, memory, size)) in ours}
-                _curves(axes, {size: cells[max(cells)] for size, cells in found.items()}, color, NAMES[memory])
+                keys = {size: (learner, dataset, memory, size) for size in SIZES}
+                found = {size: ours[key][epochs] for size, key in keys.items() if epochs in ours.get(key, {})}
+                _curves(axes, found, color, NAMES[memory])
                 theirs = [(s, paper[k].accuracy) for s in found if (k := (learner, dataset, memory, s)) in paper]
                 axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
             _log_sizes(axes)
-            axes.set_title(NAMES[dataset])
+            axes.set_title(_with_epochs(NAMES[dataset], epochs))
         _common_legend(figure, panels)
         figure.supylabel("final test accuracy [%]")
     return figure
@@ -98,7 +106,11 @@ def gain_over_reservoir(results: Results, learner: str) -> Figure:
 
 def sensitivity(results: Results) -> Figure:
     """GDumb while S, d and lambda vary (Figure 3): a row for each data set and size that was run."""
-    labels = {"inits": "S, initialisations", "dim": "d, numbers per initialisation", "regularization": "lambda"}
+    labels = {
+        "inits": "S, initialisations",
+        "dim": "d, numbers per initialisation",
+        "regularization": "lambda, relative for recollect, over S for GMC",
+    }
     places = _places(results, lambda r: r["options"] in [c for some in _tried(r).values() for c in some])
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(12, 3.1 * max(1, len(places)) + 0.5), layout="constrained")
@@ -146,7 +158,7 @@ def per_task(results: Results, learner: str = "gdumb", size: int = 500) -> Figur
                 if found:
                     by_task = zip(*found, strict=True)
                     _curve(axes, {t: cell(values) for t, values in enumerate(by_task, 1)}, color, NAMES[memory])
-            axes.set_title(NAMES[dataset] + ("" if epochs == EPOCHS else f", {epochs} epochs"))
+            axes.set_title(_with_epochs(NAMES[dataset], epochs))
             axes.set_xlabel("batches seen")
             axes.grid(axis="y", alpha=0.25)
         _common_legend(figure, panels)
@@ -184,6 +196,10 @@ def _panels(names: list[str]) -> tuple[Figure, dict[str, Axes]]:
     for axes in grid[len(names) :]:
         axes.set_visible(False)
     return figure, dict(zip(names, grid, strict=False))
+
+
+def _with_epochs(name: str, epochs: int) -> str:
+    return name if epochs == EPOCHS else f"{name}, {counted_epochs(epochs)}"
 
 
 def _title(place: Place) -> str:
@@ -256,7 +272,7 @@ def _curves(axes: Axes, cells: dict[int, Cell], color: str, label: str) -> None:
     """One curve for each number of epochs; those that are not the paper's are dashed, with hollow points."""
     for epochs in sorted({c.epochs for c in cells.values()}, reverse=True):
         some = {size: c for size, c in cells.items() if c.epochs == epochs}
-        _curve(axes, some, color, label if epochs == EPOCHS else f"{label}, fewer epochs", hollow=epochs != EPOCHS)
+        _curve(axes, some, color, label, hollow=epochs != EPOCHS)
 
 
 def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow: bool = False) -> None:
@@ -268,15 +284,28 @@ def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow
     axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
 
 
+_LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "--": (f"fewer than {EPOCHS} epochs", {"marker": "o", "mfc": "white", "lw": 1.8}),
+    ":": ("the paper's means", {"lw": 1}),
+}
+"""What lines that are not solid stand for, whatever their colour."""
+
+
 def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
-    """One legend for all panels, below them, or beside a single one."""
-    handles = {label: h for axes in panels.values() for h, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    """One legend for all panels, below them, or beside a single one: a name for each colour, then for each look."""
+    lines = [line for axes in panels.values() for line in axes.get_lines()]
+    named = {str(line.get_label()): line.get_color() for line in lines if not str(line.get_label()).startswith("_")}
+    ranks = {NAMES[memory]: rank for rank, memory in enumerate(COLORS)}
+    names = sorted(named, key=lambda name: ranks.get(name, len(ranks)))
+    handles = [Line2D([], [], color=named[name], marker="o", ms=4, lw=1.8, label=name) for name in names]
+    looks = {line.get_linestyle() for line in lines}
+    handles += [Line2D([], [], color="gray", ls=ls, ms=4, label=t, **k) for ls, (t, k) in _LOOKS.items() if ls in looks]
     if handles:
         beside = len(panels) == 1  # a single panel has no room below for names
         if beside:
             figure.set_figwidth(figure.get_figwidth() + 3)
         place: Any = "outside right center" if beside else "outside lower center"
-        figure.legend(handles.values(), handles.keys(), loc=place, ncols=1 if beside else 4, frameon=False)
+        figure.legend(handles=handles, loc=place, ncols=1 if beside else 4, frameon=False)
 
 
 def _log_sizes(axes: Axes) -> None:

@@ -1,7 +1,9 @@
 """Which runs count, and tables of them beside the paper's numbers, as pure functions of results."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import hypot
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
@@ -38,6 +40,11 @@ NAMES = {
 """How to call things for people."""
 
 
+def counted_epochs(number: int) -> str:
+    """So many epochs, in words."""
+    return f"{number} epoch{'s' * (number != 1)}"
+
+
 class Cell(NamedTuple):
     """Accuracy over seeds, in percent, and with how many epochs it was reached."""
 
@@ -47,21 +54,25 @@ class Cell(NamedTuple):
     epochs: int = EPOCHS
 
     def less(self, other: "Cell") -> "Cell":
-        """The difference of the means, with the root of the summed variances."""
-        spread = (self.deviation**2 + other.deviation**2) ** 0.5
-        return Cell(self.mean - other.mean, spread, min(self.seeds, other.seeds), self.epochs)
+        """The difference of the means, with the root of the summed variances.
+
+        A single seed has no variance of its own and is lent that of the other: it would seem certain otherwise.
+
+        Example:
+            >>> Cell(71.0, 0.0, 1).less(Cell(70.0, 3.0, 5)).deviation
+            4.242640687119285
+        """
+        deviations = [(a if a.seeds > 1 else b).deviation for a, b in ((self, other), (other, self))]
+        return Cell(self.mean - other.mean, hypot(*deviations), min(self.seeds, other.seeds), self.epochs)
 
     @property
     def runs(self) -> str:
         """How many seeds, and how many epochs if that is not the paper's number."""
-        return f"{self.seeds}" if self.epochs == EPOCHS else f"{self.seeds}; {self.epochs} epochs"
+        return f"{self.seeds}" if self.epochs == EPOCHS else f"{self.seeds}; {counted_epochs(self.epochs)}"
 
     def __str__(self) -> str:
-        return (
-            f"{self.mean:.2f} ± {self.deviation:.2f} ({self.runs})"
-            if self.seeds > 1
-            else f"{self.mean:.2f} ({self.runs})"
-        )
+        spread = f" ± {self.deviation:.2f}" if self.seeds > 1 else ""
+        return f"{self.mean:.2f}{spread} ({self.seeds})"
 
 
 @dataclass(frozen=True)
@@ -159,30 +170,57 @@ def cell(values: Iterable[float], epochs: int = EPOCHS) -> Cell:
     return Cell(mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers), epochs)
 
 
-def accuracy_table(results: Results, learner: str, dataset: str) -> Table:
+def epochs_run(results: Results, learner: str, dataset: str) -> list[int]:
+    """With how many epochs cells of a block were run, those first that most cells have.
+
+    Cells of different epochs have no place side by side: whoever shows a block shows one number at a time.
+
+    Example:
+        >>> epochs_run([], "gdumb", "covertype")
+        [200]
+    """
+    cells = [by_number for key, by_number in by_epochs(results).items() if key[:2] == (learner, dataset)]
+    counts = Counter(epochs for by_number in cells for epochs in by_number)
+    return sorted(counts, key=lambda epochs: (-counts[epochs], -epochs)) or [EPOCHS]
+
+
+def accuracy_table(results: Results, learner: str, dataset: str, epochs: int | None = None) -> Table:
     """One block of the paper's Tables 1 and 2: ours, then the paper's in brackets; what was not run is left empty.
 
-    A cell that was run with fewer epochs only says so. Memories that are not the paper's have a row if they were run.
+    Args:
+        results: all runs.
+        learner: "gdumb" or "er".
+        dataset: of the block.
+        epochs: show cells of so many alone, and only memories of which there are any. By default, of the number that
+            most cells have; then all memories of the paper have a row.
     """
     ours, paper = by_epochs(results), paper_results()
+    number = epochs_run(results, learner, dataset)[0] if epochs is None else epochs
     rows = []
     for memory in SHOWN_MEMORIES:
-        cells = []
-        for size in SIZES:
-            key = (learner, dataset, memory, size)
-            found = ours.get(key, {})
-            cells.append(f"{found[max(found)] if found else ''} {_bracketed(paper.get(key))}".strip())
-        if any(cells) or memory == "recollect":
-            rows.append((NAMES[memory], *cells))
-    header = ("", *(str(size) for size in SIZES))
-    return Table(f"{NAMES[learner]}, {NAMES[dataset]}", header, tuple(rows))
+        keys = [(learner, dataset, memory, size) for size in SIZES]
+        found = [ours.get(key, {}).get(number) for key in keys]
+        told = [f"{cell or ''} {_bracketed(paper.get(key))}".strip() for cell, key in zip(found, keys, strict=True)]
+        if any(found) or (epochs is None and any(told)):
+            rows.append((NAMES[memory], *told))
+    title = f"{NAMES[learner]}, {NAMES[dataset]}" + ("" if number == EPOCHS else f", {counted_epochs(number)}")
+    return Table(title, ("", *(str(size) for size in SIZES)), tuple(rows))
 
 
 class Gain(NamedTuple):
-    """By how much one memory is better than another, and whether that is more than chance."""
+    """By how much one memory is better than another, and whether that is more than the deviation."""
 
     difference: Cell
-    verdict: str
+    verdict: str  # one of VERDICTS
+
+    def __str__(self) -> str:
+        mean, deviation = self.difference.mean, self.difference.deviation
+        spread = "" if self.verdict == "unknown" else f" ± {deviation:.2f}"
+        return f"{self.verdict}, {mean:+.2f}{spread} ({self.difference.runs})"
+
+
+VERDICTS = ("better", "within", "worse", "unknown")
+"""Beyond the deviation in either direction or not; unknown where both have a single seed."""
 
 
 def gains(results: Results, learner: str, memory: str, against: str = "reservoir") -> dict[tuple[str, int], Gain]:
@@ -197,9 +235,9 @@ def gains(results: Results, learner: str, memory: str, against: str = "reservoir
             if both := a.keys() & b.keys():
                 one, other = a[max(both)], b[max(both)]
                 gain = one.less(other)
-                verdict = "within the deviation"
+                verdict = "within"
                 if max(one.seeds, other.seeds) == 1:
-                    verdict = "deviation unknown"
+                    verdict = "unknown"
                 elif abs(gain.mean) > gain.deviation:
                     verdict = "better" if gain.mean > 0 else "worse"
                 found[dataset, size] = Gain(gain, verdict)
@@ -207,21 +245,23 @@ def gains(results: Results, learner: str, memory: str, against: str = "reservoir
 
 
 def difference_table(results: Results, learner: str, memory: str = "gmc", against: str = "reservoir") -> Table:
-    """How much better one memory is than another, ours and the paper's, with a verdict on the paper's claim."""
-    rows = []
-    for (dataset, size), (gain, verdict) in gains(results, learner, memory, against).items():
-        theirs = _paper_gain(paper_results(), learner, dataset, memory, against, size)
-        told = f"{gain.mean:+.2f}" + ("" if verdict == "deviation unknown" else f" ± {gain.deviation:.2f}")
-        rows.append((NAMES[dataset], str(size), told, theirs, verdict, gain.runs))
-    header = ("", "size", "ours", "the paper's", "", "seeds")
+    """How much better one memory is than another, ours with a verdict on the paper's claim, then the paper's."""
+    found, rows = gains(results, learner, memory, against), []
+    for dataset in (name for name in DATASETS if any(key[0] == name for key in found)):
+        cells = []
+        for size in SIZES:
+            ours = str(found[dataset, size]) if (dataset, size) in found else ""
+            cells.append(f"{ours} {_paper_gain(learner, dataset, memory, against, size)}".strip() if ours else "")
+        rows.append((NAMES[dataset], *cells))
+    header = ("", *(str(size) for size in SIZES))
     return Table(f"{NAMES[learner]}: {NAMES[memory]} less {NAMES[against]}", header, tuple(rows))
 
 
-def _paper_gain(paper: dict[Key, PaperResult], learner: str, dataset: str, memory: str, against: str, size: int) -> str:
-    a, b = paper.get((learner, dataset, memory, size)), paper.get((learner, dataset, against, size))
+def _paper_gain(learner: str, dataset: str, memory: str, against: str, size: int) -> str:
+    a, b = (paper_results().get((learner, dataset, name, size)) for name in (memory, against))
     if a is None or b is None:
         return ""
-    return f"{a.accuracy - b.accuracy:+.2f} ± {(a.deviation**2 + b.deviation**2) ** 0.5:.2f}"
+    return f"[{a.accuracy - b.accuracy:+.2f} ± {hypot(a.deviation, b.deviation):.2f}]"
 
 
 def _bracketed(result: PaperResult | None) -> str:

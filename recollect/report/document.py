@@ -10,7 +10,9 @@ from jinja2 import Environment, StrictUndefined
 from recollect import datasets
 from recollect.experiments import figures
 from recollect.experiments.tables import (
+    EPOCHS,
     NAMES,
+    VERDICTS,
     Results,
     by_epochs,
     counting,
@@ -39,6 +41,8 @@ def write_document(results: Results, path: Path) -> str:
         learners=learners,
         tables={learner: accuracy_tables(results, learner) for learner in learners},
         differences={learner: difference_tables(results, learner) for learner in learners},
+        all_verdicts=VERDICTS,
+        epochs=EPOCHS,
         verdicts={learner: _verdicts(results, learner) for learner in learners},
         levels=_levels(results),
         pictures=pictures,

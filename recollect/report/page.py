@@ -26,6 +26,7 @@ from recollect.experiments.tables import (
     counting,
     departures,
     difference_table,
+    epochs_run,
     shortened,
     summarise,
 )
@@ -72,9 +73,12 @@ def learners_of(results: Results) -> list[str]:
 
 
 def accuracy_tables(results: Results, learner: str) -> list[Table]:
-    """One for each data set of which there are results."""
-    present = {key[1] for key in by_epochs(results) if key[0] == learner}
-    return [accuracy_table(results, learner, dataset) for dataset in DATASETS if dataset in present]
+    """One for each data set of which there are results; further ones for those of other numbers of epochs."""
+    made = []
+    for dataset in (name for name in DATASETS if any(key[:2] == (learner, name) for key in by_epochs(results))):
+        made.append(accuracy_table(results, learner, dataset))
+        made += [accuracy_table(results, learner, dataset, e) for e in epochs_run(results, learner, dataset)[1:]]
+    return made
 
 
 def difference_tables(results: Results, learner: str) -> list[Table]:
@@ -193,11 +197,16 @@ def _cost(found: list[dict[str, Any]]) -> str:
 
 def other_settings(results: Results) -> list[str]:
     """Runs that are not in the tables, because they were made with other settings: which, and how many."""
-    counts: dict[str, int] = {}
+    groups: dict[str, list[str]] = {}
     for r in results:
         changed = departures(r)
         if changed and not shortened([r]):
-            told = ", ".join(f"{name}={value}" for name, value in changed.items())
-            text = f"{r['learner']}, {r['dataset']}, {r['memory']}: {told}"
-            counts[text] = counts.get(text, 0) + 1
-    return [f"{text} ({count})" for text, count in sorted(counts.items())]
+            where = ", ".join(str(NAMES.get(r[name], r[name])) for name in ("learner", "dataset", "memory"))
+            values = " with ".join(
+                f"{value:.3g}" if isinstance(value, float) else str(value) for value in changed.values()
+            )
+            groups.setdefault(f"{where}: {' with '.join(changed)}", []).append(values)
+    return [
+        f"{where} = {', '.join(dict.fromkeys(values))} ({len(values)} run{'s' * (len(values) > 1)})"
+        for where, values in sorted(groups.items())
+    ]
