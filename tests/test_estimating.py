@@ -1,5 +1,6 @@
 """What selecting will cost; how well that is foretold is measured by benchmarks/estimating.py."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -54,7 +55,18 @@ def test_memory_grows_with_the_candidates_and_not_with_the_rows() -> None:
     few, many, longer = cost_of((10_000, 4), 5), cost_of((10_000, 4), 50), cost_of((1_000_000, 4), 5)
     assert many.bytes - few.bytes >= 450 * 80 * 4
     assert longer.bytes == few.bytes
-    assert longer.parts["summing"] > few.parts["summing"]
+
+
+def test_seconds_are_what_starting_takes_and_as_much_more_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that runs for 10 ms and another 10 microseconds for each row that it sees."""
+
+    def clock(call: Callable[[], object]) -> float:
+        call()
+        return 0.01 + 1e-5 * (len(call.args[0]) if isinstance(call, partial) else 0)
+
+    monkeypatch.setattr("recollect.estimating._seconds", clock)
+    for rows in (10_000, 1_000_000):
+        assert cost_of((rows, 4), 5).parts["summing"] == pytest.approx(0.01 + 1e-5 * rows)
 
 
 def test_targets_are_made_up_for_every_named_loss_and_for_each_place() -> None:
