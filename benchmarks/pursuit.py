@@ -23,7 +23,7 @@ from torch import Tensor
 
 import recollect as rc
 from recollect.dictionary import InMemory, OnDisk
-from recollect.pursuit import CHOSEN_PER_PICK
+from recollect.pursuit.proposals import CHOSEN_PER_PICK
 
 
 def sample(

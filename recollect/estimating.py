@@ -223,7 +223,7 @@ def _choosing(k: int, dim: int, size: int, form: Form, rule: Rule, exact: bool) 
 
 
 def _choosing_near(k: int, dim: int, size: int, form: Form) -> float:
-    """The same for least squares, whose picks are made among those near, step by step as `pursuit.Near` goes."""
+    """The same for least squares, whose picks are made among those near, step by step as `proposals.Near` goes."""
     factors = isinstance(form, Outer)
     width = form.width if isinstance(form, Outer) else dim
     scan, cost = _SCANNED[factors], k * width * _NORM

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import recollect as rc
-from recollect.elimination import eliminate
+from recollect.pursuit.elimination import eliminate
 from tests.oracles import fit_from_scratch
 
 

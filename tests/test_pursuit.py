@@ -11,7 +11,9 @@ from torch import Tensor
 import recollect as rc
 from recollect.checks import check_count, check_seed
 from recollect.dictionary import Factored, InMemory, Joined, OnDisk, taken
-from recollect.pursuit import GrowingCholesky, Near, Pool, RidgeFit
+from recollect.pursuit.factor import GrowingCholesky
+from recollect.pursuit.fit import RidgeFit
+from recollect.pursuit.proposals import Near, Pool
 from tests.oracles import fit_from_scratch, pursue_from_scratch, pursue_least_squares_from_scratch
 
 
@@ -107,7 +109,7 @@ def test_exact_least_squares_picks_are_the_best_of_all_that_could_be_added(
     center: str, seed: int, regularization: float, pool: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a pool of one as well: the scan alone knows what is left of each row."""
-    monkeypatch.setattr("recollect.pursuit.POOL_FOR_ONE", pool)
+    monkeypatch.setattr("recollect.pursuit.proposals.POOL_FOR_ONE", pool)
     G = (random_rows(60, 40, seed) + 0.3) * torch.logspace(0, -1, 60, dtype=torch.float64)[:, None]
     square = float(G.square().sum(1).mean())
     chosen, weights = pursue_least_squares_from_scratch(
@@ -125,8 +127,8 @@ def test_picks_in_a_pool_are_those_of_exact_pursuit_on_the_pool(
     center: str, rule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a pool of everything, many picks per scan are exactly one pick per scan."""
-    monkeypatch.setattr("recollect.pursuit.POOL_PER_PICK", 10_000)
-    monkeypatch.setattr("recollect.pursuit.CHOSEN_PER_PICK", {rule: 2})
+    monkeypatch.setattr("recollect.pursuit.proposals.POOL_PER_PICK", 10_000)
+    monkeypatch.setattr("recollect.pursuit.proposals.CHOSEN_PER_PICK", {rule: 2})
     G = random_rows(300, 400) + 0.2
     options = {"center": center, "rule": rule, "count": 300}
     for hold_count, regularization in ((True, 0.02), (False, 0.02), (False, 3.0)):
@@ -535,7 +537,7 @@ def test_an_outlier_that_the_target_does_not_hold_does_not_spoil_the_fit() -> No
 
 
 def test_weights_that_cannot_be_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.pursuit.RidgeFit.solve", lambda *_: random_rows(1, 3)[0] * torch.nan)
+    monkeypatch.setattr("recollect.pursuit.fit.RidgeFit.solve", lambda *_: random_rows(1, 3)[0] * torch.nan)
     with pytest.raises(ValueError, match="weights must be finite, got NaN or infinity"):
         rc.pursue(random_rows(20, 5), 3)
 

@@ -1,0 +1,109 @@
+"""What is to be matched with what, and in which numbers."""
+
+import math
+import sys
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from recollect.dictionary import Dictionary, InMemory, factors_of
+from recollect.numerics import lazy_zeros, power_of_two
+from recollect.rows import Form, Outer, Plain
+
+Center: TypeAlias = Literal["uniform", "zero"]
+Rule: TypeAlias = Literal["least-squares", "inner-product"]
+Nonnegative: TypeAlias = bool | Literal["clip"]
+
+SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
+
+_NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
+_PADDING = 16  # entries: a cache line
+_BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be matched with what, in units in which rows and target have norms of about one.
+
+    To hold the count, every row has one more entry, `constant`, which is to add up to `constant * count`.
+    """
+
+    dictionary: Dictionary
+    g: Tensor
+    norms: Tensor
+    unit: float  # of the rows
+    regularization: float
+    center: Center
+    rule: Rule
+    size: int
+    dtype: torch.dtype  # of the factor
+    exact: bool
+    constant: float
+    count: float
+
+    def goal(self) -> Tensor:
+        """The target with the entry for the count, padded so that rows stay aligned in memory."""
+        if not self.constant:
+            return self.g
+        goal = torch.nn.functional.pad(self.g, (0, _PADDING))
+        goal[self.dictionary.dim] = self.constant * self.count
+        return goal
+
+    @cached_property
+    def form(self) -> Form:
+        """In which form rows are computed with."""
+        if (kept := factors_of(self.dictionary)) is not None:
+            return kept.form._replace(constant=self.constant, padding=_PADDING if self.constant else 0)
+        return Plain()
+
+    @property
+    def width(self) -> int:
+        """Of rows in that form."""
+        form = self.form
+        return form.width if isinstance(form, Outer) else len(self.goal())
+
+    def rows(self, indices: Tensor) -> Tensor:
+        if (kept := factors_of(self.dictionary)) is not None:
+            factors = kept.packed(indices).to(self.dtype)
+            kept.form.factors(factors)[0].mul_(1 / self.unit)
+            return factors
+        dim = self.dictionary.dim
+        rows = lazy_zeros(
+            len(indices), dim + (_PADDING if self.constant else 0), dtype=self.dtype, device=self.g.device
+        )
+        # In memory a few at a time, so that they stay in the cache; elsewhere each call has its price.
+        here = isinstance(self.dictionary, InMemory)
+        pieces = (part.split(_BLOCK if here else len(part) or 1) for part in (rows, indices))
+        for out, some in zip(*pieces, strict=True):
+            torch.mul(self.dictionary.rows(some), 1 / self.unit, out=out[:, :dim])
+        if self.constant:
+            rows[:, dim] = self.constant
+        return rows
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """The products of all rows with a vector or with the columns of a matrix."""
+        dim = self.dictionary.dim
+        # Half of the unit goes to either side: neither the vectors nor the products leave the range of float32.
+        half = power_of_two(math.sqrt(self.unit))
+        length = power_of_two(float(vectors[:dim].norm()))
+        products = self.dictionary.products(vectors[:dim] / (half * length)).double() * (half * length / self.unit)
+        return products + self.constant * vectors[dim] if self.constant else products
+
+    def squares(self) -> Tensor:
+        """What of each candidate would be left to fit, were nothing chosen: its squared norm and lambda."""
+        return self.norms.square() + self.constant**2 + self.regularization
+
+    def scores(self, c: Tensor, left: Tensor, indices: Tensor | None = None) -> Tensor:
+        """Inner products over the root of what is left, which rounding may have made too small, of all or of some."""
+        norms = self.norms if indices is None else self.norms[indices]
+        least = _NOISE * (norms.square() + self.regularization) + sys.float_info.min
+        return c / torch.maximum(left, least).sqrt()
+
+
+def precision(dictionary: Dictionary, lambda_: float, square: float, longest: float, exact: bool) -> torch.dtype:
+    """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64."""
+    single = dictionary.dtype == torch.float32 and not exact and SINGLE * square <= lambda_ <= square / SINGLE**3
+    return torch.float32 if single and longest < 1e6 else torch.float64
