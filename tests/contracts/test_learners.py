@@ -144,7 +144,7 @@ def test_what_would_be_trained_next_can_be_trained_elsewhere(
     assert torch.equal(learner.predict(x), alone.predict(x))
     assert not alone.model.training
     in_pairs = isinstance(learner, rc.DarkExperienceReplay) or getattr(learner, "mix", "") in ("halves", "counts")
-    assert wanted == (1 if in_pairs or isinstance(learner, rc.Joint) else 3)
+    assert wanted == (1 if in_pairs or isinstance(learner, rc.Joint | rc.GDumb) else 3)
     assert len(orders) == (wanted if isinstance(learner, rc.FineTune | rc.ExperienceReplay) else len(orders))
 
 
@@ -308,23 +308,26 @@ def test_gdumb_trains_only_when_asked_and_only_when_the_memory_changed(monkeypat
     assert len(calls) == 2
 
 
-def test_gdumb_shows_a_memory_the_model_trained_on_what_it_held() -> None:
-    shown: list[nn.Module | None] = []
+def test_gdumb_shows_a_memory_the_untrained_model_that_training_would_start_from() -> None:
+    shown: list[nn.Module] = []
 
     class Watching(rc.Reservoir):
         needs_model = True
 
         def choose(self, held: rc.Batch, arrived: rc.Batch, model: nn.Module | None) -> object:
+            assert model is not None
             shown.append(model)
             return super().choose(held, arrived, model)
 
     learner = fast_gdumb(Watching(12))
-    trained = []
     for x, y in zip(*(part.split(30) for part in examples(90)), strict=True):
         learner.observe(x, y)
-        trained.append(learner.model)
-    assert isinstance(shown[0], nn.Module)
-    assert shown[1:] == trained[:2]
+        task = learner.pending()
+        assert task is not None
+        for ours, first in zip(shown[-1].parameters(), task.model.parameters(), strict=True):
+            assert torch.equal(ours, first)
+        assert not torch.equal(next(learner.model.parameters()), next(shown[-1].parameters()))  # which training leaves
+    assert len(shown) == 3
 
 
 def test_joint_trains_on_everything_seen() -> None:
