@@ -2,9 +2,15 @@
 
 import importlib
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.test_report import open_page
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -65,3 +71,36 @@ def reference() -> str:
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
 def test_every_page_is_in_the_navigation(page: Path) -> None:
     assert f" {page.relative_to(DOCS)}\n" in (ROOT / "mkdocs.yml").read_text()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make site` builds it, elsewhere."""
+    pytest.importorskip("zensical", reason="zensical is not installed: it is in the extra docs")
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(DOCS, folder / "docs")
+    config = (ROOT / "mkdocs.yml").read_text().replace("paths: [.]", f"paths: [{ROOT}]")
+    (folder / "mkdocs.yml").write_text(config)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--config-file", "mkdocs.yml"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    return folder / "build" / "site"
+
+
+def test_no_page_asks_the_network_or_is_wider_than_a_phone(site: Path, browser: Any) -> None:
+    paths = sorted(site.rglob("*.html"))
+    assert len(paths) > 25
+    page = open_page(browser, site / "index.html", viewport={"width": 390, "height": 800})
+    for path in paths:
+        page.goto(path.as_uri())
+        assert page.errors == [], path.name
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.name
+
+
+def test_the_site_can_be_searched_without_a_network(site: Path, browser: Any) -> None:
+    page = open_page(browser, site / "guides" / "cluster.html")
+    page.keyboard.press("Control+k")
+    box = page.get_by_placeholder("Search").last
+    box.fill("LostClassWarning")
+    page.get_by_text("LostClassWarning").first.wait_for()
+    assert box.input_value() == "LostClassWarning"
+    assert page.errors == []
