@@ -188,6 +188,38 @@ def test_the_page_works_in_a_browser(browser: Any, page_file: Path) -> None:
     assert page.errors == []
 
 
+def test_a_pointer_on_a_chart_lists_all_memories_at_the_nearest_size(browser: Any, page_file: Path) -> None:
+    page = open_page(browser, page_file, viewport={"width": 1000, "height": 900})
+    chart = page.locator("#charts svg").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + 0.15 * box["width"], box["y"] + 0.5 * box["height"])
+    lines = page.locator("#tip").inner_text().split("\n")
+    assert lines == ["200 kept", "GMC: 65.70 ± 0.71 % (2 seeds)", "Reservoir: 60.70 ± 0.71 % (2 seeds)"]
+
+
+def test_tables_follow_the_choice_of_data_set_memories_and_learner(browser: Any, page_file: Path) -> None:
+    page = open_page(browser, page_file)
+    shown = page.locator("section table:visible caption")
+    assert shown.all_text_contents() == ["GDumb, Covertype", "GDumb, MNIST, rotated"]
+    page.locator("#dataset").select_option("mnist")
+    page.locator("#learner").select_option("er")
+    assert shown.all_text_contents() == ["Experience replay, MNIST, rotated"]
+    rows = page.locator("section table:visible tbody th:visible")
+    assert "Reservoir" in rows.all_text_contents()
+    page.locator("#filters input[value=reservoir]").uncheck()
+    assert "Reservoir" not in rows.all_text_contents()
+
+
+def test_what_is_not_main_is_shown_when_asked_for(browser: Any, tmp_path: Path) -> None:
+    runs = [result(dataset="ldpa", memory=memory, size=200, seed=0) for memory in ("recollect", "reservoir", "gss")]
+    (tmp_path / "page.html").write_text(build_page(runs, only_digits))
+    page = open_page(browser, tmp_path / "page.html")
+    assert page.locator("#charts circle").count() == 2
+    page.locator("#every").click()
+    assert page.locator("#charts circle").count() == 3
+
+
 def test_the_page_can_be_used_with_the_keyboard_and_a_screen_reader(browser: Any, page_file: Path) -> None:
     page = open_page(browser, page_file)
     page.locator("#filters input").first.focus()

@@ -1,6 +1,5 @@
 """Results to a Markdown page with figures beside it: docs/reproduction.md is made by this."""
 
-from collections import Counter
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ from recollect.experiments.tables import (
     by_epochs,
     counting,
     coverage,
-    gains,
     shortened,
     summarise,
     varying,
 )
-from recollect.experiments.targets import COMPARISONS, DATASETS, SIZES, paper_results
-from recollect.report.page import accuracy_tables, cost_table, difference_tables, learners_of, other_settings
+from recollect.experiments.targets import DATASETS, SIZES, paper_results
+from recollect.report.page import accuracy_tables, cost_table, difference_tables, learners_of, other_settings, verdicts
 
 
 def write_document(results: Results, path: Path) -> str:
@@ -43,7 +41,7 @@ def write_document(results: Results, path: Path) -> str:
         differences={learner: difference_tables(results, learner) for learner in learners},
         all_verdicts=VERDICTS,
         epochs=EPOCHS,
-        verdicts={learner: _verdicts(results, learner) for learner in learners},
+        verdicts={learner: verdicts(results, learner) for learner in learners},
         levels=_levels(results),
         pictures=pictures,
         costs=cost_table(results),
@@ -53,12 +51,6 @@ def write_document(results: Results, path: Path) -> str:
         hours=_hours(results),
         n_results=len(results),
     )
-
-
-def _verdicts(results: Results, learner: str) -> list[tuple[str, str, Counter[str]]]:
-    """How often one memory is better or worse than another that it is compared with, by more than the deviation."""
-    found = ((pair, gains(results, learner, *pair).values()) for pair in COMPARISONS)
-    return [(NAMES[a], NAMES[b], Counter(gain.verdict for gain in some)) for (a, b), some in found if some]
 
 
 def _levels(results: Results) -> list[str]:

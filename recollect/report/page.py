@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from collections import Counter
 from collections.abc import Callable
 from importlib import resources
 from statistics import mean
@@ -19,20 +20,25 @@ from recollect.experiments.experiment import DEFAULT_STREAMS, STREAMS
 from recollect.experiments.figures import COLORS, class_frequencies
 from recollect.experiments.tables import (
     NAMES,
+    VERDICTS,
     Results,
     Table,
     accuracy_table,
     by_epochs,
     counting,
+    coverage,
     departures,
     difference_table,
     epochs_run,
+    gains,
     shortened,
     summarise,
 )
 from recollect.experiments.targets import COMPARISONS, DATASETS, paper_results
 
 LoadDataset = Callable[[str], Dataset | None]
+MAIN = ("recollect", "clustering", "gmc", "gmc-last-layer", "reservoir")
+"""What is shown at first; the others can be asked for."""
 PICTURED = ("mnist", "fashion-mnist", "digits")
 
 
@@ -47,11 +53,16 @@ def build_page(results: Results, load: LoadDataset | None = None) -> str:
     template = resources.files("recollect.report").joinpath("page.html.j2").read_text()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     learners = learners_of(results)
+    own = [NAMES[memory] for memory in MAIN]
     return environment.from_string(template).render(
         names=NAMES,
         n_results=len(results),
         learners=learners,
-        tables={name: accuracy_tables(results, name) for name in learners},
+        tables={name: tables_by_dataset(results, name) for name in learners},
+        all_verdicts=VERDICTS,
+        verdicts=[(name, *found) for name in learners for found in verdicts(results, name) if found[0] in own],
+        memory_of={NAMES[memory]: memory for memory in COLORS},
+        coverage=coverage(results),
         differences={name: difference_tables(results, name) for name in learners},
         curves=_as_script(_curves(results)),
         galleries=_galleries(results, load),
@@ -74,11 +85,23 @@ def learners_of(results: Results) -> list[str]:
 
 def accuracy_tables(results: Results, learner: str) -> list[Table]:
     """One for each data set of which there are results; further ones for those of other numbers of epochs."""
+    return [table for _, table in tables_by_dataset(results, learner)]
+
+
+def tables_by_dataset(results: Results, learner: str) -> list[tuple[str, Table]]:
+    """The same, each with the name of its data set."""
     made = []
     for dataset in (name for name in DATASETS if any(key[:2] == (learner, name) for key in by_epochs(results))):
-        made.append(accuracy_table(results, learner, dataset))
-        made += [accuracy_table(results, learner, dataset, e) for e in epochs_run(results, learner, dataset)[1:]]
+        made.append((dataset, accuracy_table(results, learner, dataset)))
+        others = epochs_run(results, learner, dataset)[1:]
+        made += [(dataset, accuracy_table(results, learner, dataset, epochs)) for epochs in others]
     return made
+
+
+def verdicts(results: Results, learner: str) -> list[tuple[str, str, Counter[str]]]:
+    """How often one memory is better or worse than another that it is compared with, by more than the deviation."""
+    found = ((pair, gains(results, learner, *pair).values()) for pair in COMPARISONS)
+    return [(NAMES[a], NAMES[b], Counter(gain.verdict for gain in some)) for (a, b), some in found if some]
 
 
 def difference_tables(results: Results, learner: str) -> list[Table]:
@@ -101,7 +124,14 @@ def _curves(results: Results) -> dict[str, Any]:
         for k, v in paper_results().items()
         if (k[0], k[1]) in shown
     ]
-    return {"points": points, "paper": paper, "names": NAMES, "colors": COLORS}
+    return {
+        "points": points,
+        "paper": paper,
+        "names": NAMES,
+        "colors": COLORS,
+        "datasets": list(DATASETS),
+        "main": list(MAIN),
+    }
 
 
 def _as_script(value: Any) -> str:
