@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from recollect.experiments.targets import TARGETS
 from tests.test_report import open_page
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +38,11 @@ def test_every_function_and_test_that_the_paper_is_mapped_to_exists() -> None:
     assert len(names) > 10
     for name in names:
         assert resolve(name) is not None
+
+
+def test_the_paper_is_mapped_to_every_target_that_can_be_reproduced() -> None:
+    told = re.findall(r"`recollect reproduce ([\w-]+)`", (DOCS / "paper-to-code.md").read_text())
+    assert sorted(told) == sorted(TARGETS)
 
 
 def resolve(name: str) -> object:
