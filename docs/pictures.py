@@ -63,27 +63,34 @@ def scatter(axes: Axes, inputs: Tensor, targets: Tensor, sizes: Tensor | float, 
 def bare(axes: Axes, title: str) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
+    axes.spines[:].set_visible(False)
     axes.set_xlim(-1.6, 2.6)
     axes.set_ylim(-1.2, 1.7)
     axes.set_title(title)
 
 
-def draw_matching(inputs: Tensor, targets: Tensor) -> Figure:
-    """All points, those kept with their weights, and how well subsets of several sizes match."""
-    figure = Figure(figsize=(12.5, 3.9), layout="constrained")
-    everything, kept, curves = figure.subplots(1, 3)
+def draw_kept(inputs: Tensor, targets: Tensor) -> Figure:
+    """All points, and those kept with their weights."""
+    figure = Figure(figsize=(7.6, 3.4), layout="constrained")
+    everything, kept = figure.subplots(1, 2)
     scatter(everything, inputs, targets, 9, 0.7)
     bare(everything, f"{len(targets)} examples of two classes")
     coreset = rc.select(make_model, inputs, targets, 20, layers="all")
     scatter(kept, inputs, targets, 6, 0.12)
     scatter(kept, inputs[coreset.indices], targets[coreset.indices], 4 * coreset.weights)
     bare(kept, "20 of them, as large as their weight")
+    return figure
+
+
+def draw_matching(inputs: Tensor, targets: Tensor) -> Figure:
+    """How well subsets of several sizes match."""
+    figure = Figure(figsize=(5.0, 3.4), layout="constrained")
     chosen = [
         [rc.select(make_model, inputs, targets, size, layers="all", seed=seed) for seed in SEEDS] for size in SIZES
     ]
     drawn = [[random_choice(len(targets), size, seed) for seed in SEEDS] for size in SIZES]
     errors = [[[fresh_error(inputs, targets, c) for c in some] for some in both] for both in (drawn, chosen)]
-    by_size(curves, {"random": ("#c8553d", errors[0]), "gradient matching": ("#0b6e4f", errors[1])})
+    by_size(figure.subplots(), {"random": ("#c8553d", errors[0]), "gradient matching": ("#0b6e4f", errors[1])})
     return figure
 
 
@@ -128,6 +135,7 @@ def main() -> None:
     inputs, targets = points()
     with matplotlib.rc_context(STYLE):
         for name, draw in (
+            ("kept", draw_kept),
             ("matching", draw_matching),
             ("weights", draw_weights),
             ("initialisations", draw_initialisations),
