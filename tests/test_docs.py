@@ -43,6 +43,19 @@ def test_the_readme_tells_what_the_results_say() -> None:
             assert text == f"{accuracy} ({cell.seeds})", (dataset, size)
 
 
+def test_the_readme_of_a_package_index_leads_nowhere_but_to_addresses() -> None:
+    """Its links and pictures are made absolute when the package is built: here by the same patterns."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+        "fancy-pypi-readme"
+    ]
+    shown = (ROOT / "README.md").read_text()
+    for one in hook["substitutions"]:
+        shown = re.sub(one["pattern"], one["replacement"], shown)
+    targets = re.findall(r"\]\(([^)]*)\)", shown)
+    assert len(targets) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
 def test_pages_that_are_meant_to_have_code_do() -> None:
     assert {page.name for page in WITH_CODE} >= {"README.md", "continual-learning.md"}
 
