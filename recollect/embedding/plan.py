@@ -15,6 +15,7 @@ from recollect.embedding.layers import RULES, FactorRule, Use
 from recollect.embedding.listening import Heard, Key, Layout, arranged, fits, key_of, listen
 from recollect.embedding.plain import gradients_by_autograd
 from recollect.losses import LossFunction
+from recollect.numerics import single
 from recollect.randomness import seeded
 
 PROBES = 3
@@ -252,7 +253,7 @@ class _Planner:
                     if value is not None and float(value.abs().max()) > self._rounding:
                         return False
                     continue
-                expected = torch.zeros_like(found[name][i]) if value is None else value
+                expected = torch.zeros_like(found[name][i]) if value is None else single(value)
                 if not torch.allclose(found[name][i], expected, rtol=1e-3, atol=atol):
                     return False
         return True

@@ -1,0 +1,65 @@
+"""Models and losses as people have them: gradients are those that autograd gives of each example alone, or none."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import recollect as rc
+from recollect.batch import forward
+
+
+def examples(n: int = 12) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(n, 8, generator=torch.Generator().manual_seed(0))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def tokens(n: int = 12) -> tuple[Tensor, Tensor]:
+    inputs = torch.randint(0, 20, (n, 5), generator=torch.Generator().manual_seed(0))
+    return inputs, inputs[:, 0] % 3
+
+
+def one_by_one(embedding: rc.GradientEmbedding, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Unprojected embeddings the plainest way: each example passes alone, and autograd is asked for its gradient."""
+    blocks = []
+    for s in range(embedding.inits):
+        model = embedding._model(s)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        rows = []
+        for i in range(len(targets)):
+            loss = embedding._loss(forward(model, inputs[i : i + 1]), targets[i : i + 1]).sum()
+            gradients = torch.autograd.grad(loss, parameters)
+            rows.append(torch.cat([g.to_dense().double().flatten() for g in gradients]))
+        blocks.append(torch.stack(rows))
+    return torch.cat(blocks, 1) / math.sqrt(embedding.inits)
+
+
+def deviation(make_model: Any, inputs: Tensor, targets: Tensor, **options: Any) -> float:
+    """How far embeddings, and their sum, are from the truth."""
+    embedding = rc.GradientEmbedding(make_model, inits=2, projection=None, **options)
+    rows, total = embedding.embed(inputs, targets).double(), embedding.total(inputs, targets)
+    truth = one_by_one(embedding, inputs, targets)
+    return max(float((rows - truth).norm()), float((total - truth.sum(0)).norm())) / float(truth.norm())
+
+
+class Mixed(nn.Module):
+    """A body and a head of other precisions, which it insists on."""
+
+    def __init__(self, body: torch.dtype, head: torch.dtype) -> None:
+        super().__init__()
+        self.types = body, head
+        self.body, self.head = nn.Linear(8, 16, dtype=body), nn.Linear(16, 3, dtype=head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        body, head = self.types
+        return self.head(self.body(x.to(body)).relu().to(head)).float()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("half_first", [False, True])
+def test_half_and_single_precision_may_be_in_one_model(half_first: bool) -> None:
+    types = (torch.float16, torch.float32) if half_first else (torch.float32, torch.float16)
+    assert deviation(lambda: Mixed(*types), *examples()) < 2e-3
+    coreset = rc.select(lambda: Mixed(*types), *examples(60), 10, inits=2, layers="all")
+    assert len(coreset) == 10 and coreset.error < 0.5
