@@ -63,3 +63,34 @@ def test_half_and_single_precision_may_be_in_one_model(half_first: bool) -> None
     assert deviation(lambda: Mixed(*types), *examples()) < 2e-3
     coreset = rc.select(lambda: Mixed(*types), *examples(60), 10, inits=2, layers="all")
     assert len(coreset) == 10 and coreset.error < 0.5
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda outputs, targets: ((outputs - targets) ** 2).mean(1),  # (n, 1) and (n,) become (n, n)
+        lambda outputs, targets: (outputs[:, 0] - targets) ** 2 / len(targets),
+        lambda outputs, targets: (outputs[:, 0] - targets - outputs.mean()) ** 2,
+    ],
+)
+def test_a_loss_that_mixes_examples_is_refused(loss: Any) -> None:
+    inputs, _ = examples(60)
+    sentence = r"the loss must look at each example by itself, .* outputs of shape \(3, 1\) and targets of shape \(3,\)"
+    with pytest.raises(ValueError, match=sentence):
+        rc.select(lambda: rc.models.mlp(8, 1), inputs, inputs[:, 0], 10, loss=loss, inits=2)
+    memory = rc.GradientMatching(lambda: rc.models.mlp(8, 1), 10, loss=loss, inits=2)
+    with pytest.raises(ValueError, match=sentence):
+        memory.update(inputs, inputs[:, 0])
+    assert not memory.seen
+
+
+def test_a_model_that_mixes_examples_is_told_of() -> None:
+    class Centred(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input - input.mean(0))
+
+    with (
+        pytest.warns(UserWarning, match="each example should pass through the model by itself"),
+        pytest.warns(UserWarning, match="computed by torch.func"),
+    ):
+        rc.GradientEmbedding(lambda: Centred(8, 3), inits=2).embed(*examples())

@@ -1,9 +1,10 @@
 """How the gradients of each parameter are computed: decided once, on first sight of data."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -59,7 +60,7 @@ class Plan:
     @property
     def sizes(self) -> dict[str, int]:
         """Numbers in each parameter."""
-        return {name: prod(shape) for name, shape in self.shapes.items()}
+        return {name: math.prod(shape) for name, shape in self.shapes.items()}
 
     @property
     def only_linear(self) -> bool:
@@ -105,6 +106,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     if not names:
         raise ValueError(f"layers must name modules with trainable parameters, got {layers!r}")
     _check_repeatable(model, inputs, targets, losses)
+    _check_alone(model, inputs, targets, losses)
     truth = gradients_by_autograd(model, names, inputs, targets, losses)
     used = [name for name in names if any(example[name] is not None for example in truth)]
     if not used:
@@ -142,6 +144,39 @@ def _check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses:
             "the model and the loss must give the same for the same examples, got other losses when asked again: "
             "draw no random numbers in evaluation mode (`if self.training`)"
         )
+
+
+def _check_alone(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> None:
+    """Refuse a loss that mixes examples, and tell of a model that does: gradients would depend on who comes along.
+
+    So does a loss whose outputs (n, 1) and targets (n,) become (n, n) where they meet.
+    """
+
+    def one_by_one(first: Callable[[int], Tensor]) -> Tensor:
+        return torch.cat([losses(first(i), targets[i : i + 1]) for i in range(len(targets))])
+
+    with torch.no_grad():
+        outputs = forward(model, inputs)
+        together = losses(outputs, targets)
+        if not _close(together, one_by_one(lambda i: outputs[i : i + 1])):
+            raise ValueError(
+                "the loss must look at each example by itself, got other losses for some examples together than one by "
+                f"one: let it not divide by their number, and outputs of shape {tuple(outputs.shape)} and targets of "
+                f"shape {tuple(targets.shape)} fit each other"
+            )
+        alone = one_by_one(lambda i: forward(model, map_inputs(lambda t: t[i : i + 1], inputs)))
+    if not _close(together, alone):
+        warnings.warn(
+            "each example should pass through the model by itself, got other losses for some examples together than "
+            "one by one: gradients depend on who comes along; let BatchNorm layers keep statistics",
+            stacklevel=2,
+        )
+
+
+def _close(some: Tensor, others: Tensor) -> bool:
+    """Whether these losses differ by rounding alone, be it that of half precision; what is not finite is told later."""
+    largest = float(some.abs().max())
+    return not math.isfinite(largest) or torch.allclose(some, others, rtol=0.02, atol=0.02 * largest, equal_nan=True)
 
 
 class _Planner:
