@@ -94,3 +94,19 @@ def test_a_model_that_mixes_examples_is_told_of() -> None:
         pytest.warns(UserWarning, match="computed by torch.func"),
     ):
         rc.GradientEmbedding(lambda: Centred(8, 3), inits=2).embed(*examples())
+
+
+class Places(nn.Module):
+    """A learned vector for each place, without a dimension for the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(20, 8), nn.Linear(8, 3)
+        self.places, self.gains = nn.Parameter(torch.randn(5, 8)), nn.Parameter(torch.randn(5, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.words(x) + self.places).tanh().mul(self.gains).mean(1))  # type: ignore[no-any-return]
+
+
+def test_vectors_for_each_place_are_on_the_fast_path() -> None:
+    assert deviation(Places, *tokens()) < 1e-5  # a warning would be an error

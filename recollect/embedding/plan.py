@@ -236,7 +236,7 @@ class _Planner:
         free: dict[str, int] = {}
         for name in (name for name in self._names if name in names):
             shape = self._shapes[name]
-            choices = [-1, 0] if shape[:1] == (1,) and len(shape) > 1 else range(4) if len(shape) <= 1 else []
+            choices = range(4) if len(shape) <= 1 else [-1, 0] if shape[0] == 1 else [0]
             for ones in choices:
                 tried = {**free, name: ones}
                 try:
