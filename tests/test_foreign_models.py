@@ -96,6 +96,16 @@ def test_a_model_that_mixes_examples_is_told_of() -> None:
         rc.GradientEmbedding(lambda: Centred(8, 3), inits=2).embed(*examples())
 
 
+def test_tables_with_sparse_gradients_are_tables() -> None:
+    def make_model() -> nn.Module:
+        return nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(40, 3))
+
+    assert deviation(make_model, *tokens()) < 1e-5
+    data = tokens(60)
+    coreset = rc.select(make_model, *data, 20, inits=2, layers="all")
+    assert rc.matching_error(make_model, data, coreset, inits=2) < 1
+
+
 class Places(nn.Module):
     """A learned vector for each place, without a dimension for the examples."""
 

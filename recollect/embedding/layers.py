@@ -252,7 +252,7 @@ class EmbeddingRule(FactorRule):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> Called | None:
-        if max_norm is not None or scale_grad_by_freq or sparse:
+        if max_norm is not None or scale_grad_by_freq:
             return None
         return Called(input, weight, None, (tuple(weight.shape), padding_idx))
 

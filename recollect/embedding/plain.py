@@ -15,7 +15,8 @@ def gradients_of(total: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, .
     """Of a sum of losses; zero for parameters that it does not depend on."""
     if not total.requires_grad:
         return tuple(map(torch.zeros_like, parameters))
-    return torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+    return tuple(gradient.to_dense() for gradient in found)  # a table may have sparse ones
 
 
 def gradients_by_func(
@@ -55,5 +56,5 @@ def gradients_by_autograd(
             gradients: tuple[Tensor | None, ...] = (None,) * len(names)
             if loss.requires_grad:
                 gradients = torch.autograd.grad(loss, [parameters[name] for name in names], allow_unused=True)
-        truth.append(dict(zip(names, gradients, strict=True)))
+        truth.append({name: None if g is None else g.to_dense() for name, g in zip(names, gradients, strict=True)})
     return truth
