@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import recollect as rc
 from recollect.batch import forward
@@ -94,6 +95,23 @@ def test_a_model_that_mixes_examples_is_told_of() -> None:
         pytest.warns(UserWarning, match="computed by torch.func"),
     ):
         rc.GradientEmbedding(lambda: Centred(8, 3), inits=2).embed(*examples())
+
+
+class Checkpointed(nn.Module):
+    """Computes its body again on the way back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = checkpoint(lambda some: self.body(some).relu(), x, use_reentrant=False)
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def test_models_that_compute_parts_again_on_the_way_back_are_right_the_slow_way() -> None:
+    with pytest.warns(UserWarning, match="the model cannot be listened to, which ends in a CheckpointError"):
+        assert deviation(Checkpointed, *examples()) < 1e-5
 
 
 def test_tables_with_sparse_gradients_are_tables() -> None:

@@ -33,14 +33,18 @@ def gradients_by_func(
     try:
         with sdpa_kernel(SDPBackend.MATH):  # the one form of attention that vmap can batch
             return vmap(grad(one), in_dims=(None, 0, 0))(chosen, inputs, targets)  # type: ignore[no-any-return]
-    except RuntimeError:  # something that torch.func cannot follow, such as packed sequences: one example at a time
-        leaves = {name: value.detach().requires_grad_() for name, value in chosen.items()}
-        pieces = []
-        for i in range(len(targets)):
-            with torch.enable_grad():
-                loss_of_one = one(leaves, map_inputs(lambda t, i=i: t[i], inputs), targets[i])  # type: ignore[misc]
-            pieces.append(gradients_of(loss_of_one, [*leaves.values()]))
-        return {name: torch.stack(each) for name, each in zip(names, zip(*pieces, strict=True), strict=True)}
+    except RuntimeError:  # what torch.func cannot follow, such as packed sequences and checkpoints: one at a time
+        asked = {name: value.requires_grad for name, value in chosen.items()}
+        try:
+            for value in chosen.values():
+                value.requires_grad_()
+            each = gradients_by_autograd(model, names, inputs, targets, loss)
+        finally:
+            for name, value in chosen.items():
+                value.requires_grad_(asked[name])
+        zeros = {name: torch.zeros_like(value) for name, value in chosen.items()}
+        rows = {name: [zeros[name] if (g := row[name]) is None else g for row in each] for name in names}
+        return {name: torch.stack(some) for name, some in rows.items()}
 
 
 def gradients_by_autograd(

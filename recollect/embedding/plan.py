@@ -206,7 +206,11 @@ class _Planner:
         self._rounding = 1e-6 * max((float(g.abs().max()) for g in known), default=0.0)
 
     def plan(self, used: set[str]) -> Plan:
-        heard = listen(*self._about)
+        try:
+            heard = listen(*self._about)
+        except (RuntimeError, ValueError) as error:  # as of what a checkpoint computes again, where nobody listens
+            why = f"the model cannot be listened to, which ends in a {type(error).__name__}"
+            return Plan(self._shapes, {}, {}, {}, {name: why for name in self._names if name in used})
         layouts: dict[Key, Layout] = {}
         for component in _components(heard):
             if component.isdisjoint(heard.strange):
