@@ -138,3 +138,42 @@ class Places(nn.Module):
 
 def test_vectors_for_each_place_are_on_the_fast_path() -> None:
     assert deviation(Places, *tokens()) < 1e-5  # a warning would be an error
+
+
+def plain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+def inside() -> nn.Module:
+    return nn.Sequential(torch.compile(plain()[:2], backend=never), nn.Linear(16, 3))
+
+
+def never(*about: Any) -> Any:
+    raise AssertionError("compiled")
+
+
+def test_what_torch_would_compile_passes_as_it_is() -> None:
+    for make_model in (lambda: torch.compile(plain(), backend=never), inside):
+        assert deviation(make_model, *examples()) < 1e-5
+    options: dict[str, Any] = {"inits": 2, "layers": ["2"], "projection": None}
+    rows = rc.GradientEmbedding(lambda: torch.compile(plain(), backend=never), **options).embed(*examples())
+    assert torch.equal(rows, rc.GradientEmbedding(plain, **options).embed(*examples()))
+
+
+@pytest.mark.parametrize(
+    ("make_model", "sentence"),
+    [
+        (lambda: torch.jit.trace(plain(), examples()[0]), "a model of Python code, got one of TorchScript"),
+        (lambda: plain().to("meta"), "a model whose parameters are there, got some on the device 'meta'"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_models_without_values_or_code_are_refused(make_model: Any, sentence: str) -> None:
+    data = examples(60)
+    for use in (
+        lambda: rc.select(make_model, *data, 10, inits=2),
+        lambda: rc.matching_error(make_model, data, rc.Coreset(torch.arange(3), torch.ones(3), 0.0)),
+        lambda: rc.FineTune(make_model),
+    ):
+        with pytest.raises(ValueError, match=f"make_model must return {sentence}"):
+            use()

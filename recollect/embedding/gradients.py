@@ -46,6 +46,7 @@ from recollect.embedding.initialisations import (
     put_channels_last,
     set_statistics,
     takes_channels_last,
+    uncompiled,
 )
 from recollect.embedding.plan import Plan, make_plan
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
@@ -470,7 +471,7 @@ class GradientEmbedding:
 
     def _model(self, s: int) -> nn.Module:
         model = draw_model(self.make_model, derive_seed(self.seed, "model", s), self.init, self.init_scale)
-        return model.to(self.device)
+        return uncompiled(model).to(self.device)
 
     def _draw(self, s: int, plan: Plan, statistics: Sequence[dict[str, Tensor]], scales: Sequence[ScaledLoss]) -> Draw:
         model = self._model(s)

@@ -66,6 +66,7 @@ def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: 
         model = make_model()
         if not isinstance(model, nn.Module):
             raise ValueError(f"make_model must return a torch.nn.Module, got {type(model).__name__}")
+        _check_kind(model)
         model = _copied(model)
         with torch.no_grad():
             if callable(init):
@@ -79,6 +80,20 @@ def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: 
     return model.eval()
 
 
+def _check_kind(model: nn.Module) -> None:
+    """Refuse a model that nobody can look into, or in which there is nothing."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError(
+            "make_model must return a model of Python code, got one of TorchScript: return the module that it was made "
+            "from"
+        )
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise ValueError(
+            "make_model must return a model whose parameters are there, got some on the device 'meta', which holds no "
+            "values: make it on another"
+        )
+
+
 def _copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
@@ -88,6 +103,24 @@ def _copied(model: nn.Module) -> nn.Module:
             f"make_model must return a model that copy.deepcopy can copy, got {type(error).__name__} ({reason}): "
             "use torch.nn.utils.parametrizations if it is of weight_norm"
         ) from None
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The modules themselves in the place of what `torch.compile` made of them, in place.
+
+    Gradients are the same. Compiling takes longer than all passes of a draw, and once more for each of them; and layers
+    have their own names.
+    """
+    for module in model.modules():
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = _original(child)
+    return _original(model)
+
+
+def _original(module: nn.Module) -> nn.Module:
+    inner = module._modules.get("_orig_mod")
+    return module if inner is None else inner
 
 
 def _scale_draws(model: nn.Module, scale: float) -> None:
