@@ -11,6 +11,7 @@ from torch import Tensor
 
 _LIMB = 40  # bits of a number that are added up together
 _GRAM_ROWS = 64  # of a Gram matrix that are computed at a time
+_CASTING = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
 _BLOCK = 32  # rows are turned into float64 this many at a time: a block that stays in the cache
 
 
@@ -135,6 +136,23 @@ def flushing_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Switch autocast off until the end of the block, in this thread.
+
+    What is chosen must not depend on where it is asked for: an example would have another embedding within it than
+    before it, and products of all candidates would be in half precision.
+    """
+    on = [kind for kind in _CASTING if torch.is_autocast_enabled(kind)]
+    for kind in on:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        yield
+    finally:
+        for kind in on:
+            torch.set_autocast_enabled(kind, True)
 
 
 def single(value: Tensor) -> Tensor:

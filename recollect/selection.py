@@ -38,6 +38,7 @@ from recollect.embedding.initialisations import CALIBRATION_ROWS, check_not_lazy
 from recollect.embedding.plain import gradients_of
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss, squared_error
+from recollect.numerics import full_precision
 from recollect.onepass import Arrivals, drawn, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import derive_seed, uniform_keys
@@ -62,6 +63,7 @@ SHORTLIST = 10.0
 """How many candidates there are by default for each example that is kept."""
 
 
+@full_precision()
 def select(
     make_model: MakeModel,
     inputs: Any,
@@ -407,6 +409,7 @@ def total_of(candidates: Dictionary, weights: Tensor | None = None, labels: Tens
     return weighted_sum(candidates, torch.arange(len(candidates), device=weights.device), weights)
 
 
+@full_precision()
 def matching_error(
     make_model: MakeModel,
     data: tuple[Any, Any],

@@ -327,3 +327,31 @@ def test_candidates_that_are_none_are_told_so() -> None:
     memory.update(*examples(30))
     with pytest.raises(ValueError, match="candidates must be what the memory's embedding"):
         memory.update(*examples(30), candidates=examples(30)[0])  # type: ignore[arg-type]
+
+
+def test_choosing_and_measuring_are_the_same_within_autocast() -> None:
+    data = examples(300)
+    rows = torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
+
+    def results() -> list[Any]:
+        options: dict[str, Any] = {"inits": 2, "dim": 50, "layers": "all"}
+        memory, other = rc.GradientMatching(make_model, 20, **options), rc.GradientMatching(make_model, 20, **options)
+        memory.update(*data)
+        other.update(*examples(100, seed=1))
+        clusters = rc.Clustering(20)
+        clusters.update(*data)
+        merged = memory.merge(other)
+        merged.forget(merged.batch.ids[:3])
+        coreset = rc.select(make_model, *data, 20, inits=2)
+        batches = [memory.batch, clusters.batch, merged.batch]
+        return [
+            *(part.tolist() for batch in batches for part in (batch.ids, batch.weights)),
+            *(part.tolist() for part in (coreset.indices, coreset.weights, rc.pursue(rows, 20).weights)),
+            rc.matching_error(make_model, data, coreset, inits=2),
+            rc.GradientEmbedding(make_model, inits=2).embed(*data).tolist(),
+        ]
+
+    wanted = results()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert results() == wanted
+        assert torch.is_autocast_enabled("cpu")

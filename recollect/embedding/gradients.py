@@ -54,7 +54,7 @@ from recollect.embedding.scaling import ScaledLoss, ScaleOutputs, TargetScale, c
 from recollect.embedding.scaling import scales as scales_outputs
 from recollect.embedding.stacked import LARGEST, StackedDraws, is_only_linear
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
-from recollect.numerics import ExactSum, lazy_zeros
+from recollect.numerics import ExactSum, full_precision, lazy_zeros
 from recollect.progress import progress_bar
 from recollect.randomness import derive_seed, generator
 
@@ -297,7 +297,7 @@ class GradientEmbedding:
     @contextmanager
     def _knowing(self, prepared: Prepared | None, inputs: Inputs, targets: Tensor) -> Iterator[Prepared]:
         """What is given, known, or decided on these examples, which is kept unless something fails meanwhile."""
-        with plain_attention():
+        with plain_attention(), full_precision():
             known = prepared or self.prepared or self.prepare(inputs, targets)
             yield known
         if prepared is None:
@@ -376,7 +376,7 @@ class GradientEmbedding:
         if torch.is_inference_mode_enabled():
             raise ValueError(NO_INFERENCE)
         inputs, targets = check_examples(inputs, targets)
-        with plain_attention():
+        with plain_attention(), full_precision():
             models = [self._model(s) for s in range(min(2, self.inits))]
             _check_draws(models)
             statistics: tuple[dict[str, Tensor], ...] = ({},) * self.inits

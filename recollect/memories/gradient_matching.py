@@ -43,6 +43,7 @@ from recollect.dictionary import (
 from recollect.embedding import GradientEmbedding, Init, MakeModel, Prepared, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.memories.memory import OWN, TOTAL, Choice, Memory, plain_options
+from recollect.numerics import full_precision
 from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
 from recollect.randomness import uniform_keys
@@ -237,6 +238,7 @@ class GradientMatching(Memory):
         self.batch  # noqa: B018
         return float(self._state["error"])
 
+    @full_precision()
     def update(
         self,
         inputs: Any,
@@ -462,6 +464,7 @@ class GradientMatching(Memory):
         spread = target if seen is None or before is None else seen.spread(target, before)
         return spread, remembered(self._state, device)
 
+    @full_precision()
     def merge(self, other: Memory) -> Self:
         """A memory of what both have seen, of this one's capacity: data that was not kept is not needed.
 
@@ -526,6 +529,7 @@ class GradientMatching(Memory):
     def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self.device) for name, value in tensors.items()}
 
+    @full_precision()
     def forget(self, ids: Any, inputs: Any = None, targets: Any = None, *, weights: Any = None) -> Tensor:
         """Remove examples that must be deleted, and take their gradients, as they came, out of the target.
 

@@ -18,6 +18,7 @@ from recollect.arrays import as_tensor
 from recollect.batch import Batch, Inputs, check_device, check_same_form, describe_weights, map_inputs, named_tensors
 from recollect.checks import check_count, check_flag, check_seed
 from recollect.memories.storage import write_folder
+from recollect.numerics import full_precision
 from recollect.randomness import generator
 from recollect.sources import Stream, examples_of, recut
 
@@ -114,6 +115,7 @@ class Memory(ABC):
             facts.append(f"error {float(self._state['error']):.3g}")
         return f"{type(self).__name__}({', '.join(facts)})"
 
+    @full_precision()
     def update(
         self,
         inputs: Any,

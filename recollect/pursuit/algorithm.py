@@ -10,7 +10,7 @@ from torch import Tensor
 
 from recollect.checks import check_number, check_size
 from recollect.dictionary import Dictionary
-from recollect.numerics import power_of_two, sum_rows
+from recollect.numerics import full_precision, power_of_two, sum_rows
 from recollect.progress import Bar, progress_bar
 from recollect.pursuit.arguments import as_dictionary, as_target, check_options, checked_norms
 from recollect.pursuit.elimination import eliminate
@@ -54,6 +54,7 @@ class Coreset:
         return f"Coreset({len(self)} rows, error {self.error:.4g}, {spread})"
 
 
+@full_precision()
 def pursue(
     embeddings: Tensor | np.ndarray | Dictionary,
     size: int | None,
