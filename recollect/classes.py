@@ -107,7 +107,11 @@ def check_classes(class_weight: Any, min_per_class: SupportsIndex) -> Classes:
     if isinstance(class_weight, str) and class_weight == "balanced":
         return "balanced", places
     if not isinstance(class_weight, Mapping):
-        raise ValueError(f"class_weight must be None, 'balanced' or a dict of factors by class, got {class_weight!r}")
+        row = hasattr(class_weight, "__len__") and not isinstance(class_weight, str)
+        hint = ": pass dict(enumerate(...)) of a row of factors" if row else ""
+        raise ValueError(
+            f"class_weight must be None, 'balanced' or a dict of factors by class, got {class_weight!r}{hint}"
+        )
     factors = {}
     for label, factor in class_weight.items():
         if isinstance(label, bool) or not str(label).removeprefix("-").isdecimal():

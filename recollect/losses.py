@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 LossFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
@@ -57,7 +57,9 @@ def get_loss(loss: str | LossFunction) -> LossFunction:
         return loss
     if not isinstance(loss, str) or loss not in LOSSES:
         names = ", ".join(map(repr, LOSSES))
-        raise ValueError(f"loss must be one of {names} or a function of outputs and targets, got {loss!r}")
+        of_torch = isinstance(loss, type) and issubclass(loss, nn.Module)
+        hint = f": pass {loss.__name__}(reduction='none')" if of_torch else ""
+        raise ValueError(f"loss must be one of {names} or a function of outputs and targets, got {loss!r}{hint}")
     return LOSSES[loss]
 
 
@@ -66,9 +68,10 @@ def check_losses(losses: Tensor, n: int) -> Tensor:
     if not isinstance(losses, Tensor):
         raise ValueError(f"loss must return a tensor with one value per example, got {type(losses).__name__}")
     if losses.shape != (n,):
+        several = losses.ndim > 1 and len(losses) == n
+        hint = "add up what belongs to one example, as by .flatten(1).sum(1)" if several else "use reduction='none'"
         raise ValueError(
-            f"loss must return one value per example, got shape {tuple(losses.shape)} for {n} examples: "
-            "use reduction='none', and add up what belongs to one example"
+            f"loss must return one value per example, got shape {tuple(losses.shape)} for {n} examples: {hint}"
         )
     if not losses.is_floating_point():
         raise ValueError(f"loss must return floating-point numbers, got {losses.dtype}")

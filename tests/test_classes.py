@@ -239,6 +239,7 @@ def test_classes_whose_gradients_are_zero_keep_their_places() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        ({"class_weight": [1.0, 2.0]}, r"got \[1.0, 2.0\]: pass dict\(enumerate\(...\)\) of a row of factors"),
         ({"class_weight": "equal"}, "class_weight must be None, 'balanced' or a dict of factors by class, got 'equal'"),
         ({"class_weight": {"a": 1.0}}, "class_weight must name classes by whole numbers, got 'a'"),
         ({"class_weight": {0: 0.0}}, "class_weight must give factors above 0, got 0.0 for class 0"),

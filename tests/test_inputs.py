@@ -306,7 +306,7 @@ def test_one_example_is_too_few_for_batchnorm() -> None:
         (None, "loss must return a tensor with one value per example, got NoneType"),
         ((torch.zeros(3),), "loss must return a tensor with one value per example, got tuple"),
         (torch.tensor(1.0), r"got shape \(\) for 3 examples: use reduction='none'"),
-        (torch.zeros(3, 1), r"got shape \(3, 1\) for 3 examples"),
+        (torch.zeros(3, 1), r"got shape \(3, 1\) for 3 examples: add up what belongs to one example, as by .flatten"),
         (torch.zeros(2), r"got shape \(2,\) for 3 examples"),
         (torch.zeros(3, dtype=torch.long), "loss must return floating-point numbers, got torch.int64"),
     ],
@@ -322,3 +322,8 @@ def test_a_loss_is_a_name_or_a_function(loss: Any) -> None:
         get_loss(loss)
     with pytest.raises(ValueError, match="loss must be one of 'cross_entropy'"):
         rc.GSS(3, loss=loss)
+
+
+def test_a_class_of_losses_is_told_how_to_be_passed() -> None:
+    with pytest.raises(ValueError, match=r"got <class .*>: pass CrossEntropyLoss\(reduction='none'\)"):
+        get_loss(nn.CrossEntropyLoss)  # type: ignore[arg-type]
