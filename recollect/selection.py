@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recollect.arrays import as_tensor
 from recollect.batch import NO_INFERENCE, Batch, Inputs, check_examples, forward, map_inputs
 from recollect.checks import check_count, check_number, check_seed, check_size
 from recollect.classes import (
@@ -452,10 +453,11 @@ def matching_error(
     inits, seed = check_count("inits", inits), check_seed(seed)
     everything = Batch.arriving(inputs, targets)
     if isinstance(coreset, Coreset):
-        if len(coreset) and not 0 <= int(coreset.indices.min()) <= int(coreset.indices.max()) < len(targets):
+        indices, weights = _rows_and_weights(coreset)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(targets):
             raise ValueError(f"the coreset's indices must be rows of the {len(targets)} examples given")
-        chosen = everything.take(coreset.indices)
-        chosen = Batch(chosen.inputs, chosen.targets, coreset.weights, chosen.ids)
+        chosen = everything.take(indices)
+        chosen = Batch(chosen.inputs, chosen.targets, weights, chosen.ids)
     else:
         chosen = coreset
     check_scale_outputs(scale_outputs, loss)
@@ -473,6 +475,19 @@ def matching_error(
         difference += float((full - kept).square().sum())
         total += float(full.square().sum())
     return math.sqrt(difference / total) if total else 0.0
+
+
+def _rows_and_weights(coreset: Coreset) -> tuple[Tensor, Tensor]:
+    """Of a coreset that may have been put together by hand, out of arrays or lists."""
+    indices, weights = as_tensor(coreset.indices, "indices"), as_tensor(coreset.weights, "weights")
+    indices = indices if indices.numel() else indices.long()  # an empty list is one of no numbers
+    whole = not indices.is_floating_point() and indices.dtype != torch.bool
+    if not whole or indices.ndim != 1 or weights.shape != indices.shape or not bool(weights.isfinite().all()):
+        raise ValueError(
+            "a coreset must have a finite weight for each of its row numbers, got indices of "
+            f"{indices.dtype} and shape {tuple(indices.shape)} and weights of shape {tuple(weights.shape)}"
+        )
+    return indices.long(), weights
 
 
 def _gradient(

@@ -1,5 +1,6 @@
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,3 +75,16 @@ def test_regression_can_be_selected() -> None:
     coreset = rc.select(partial(rc.models.mlp, 1, 1), x, torch.sin(x), 8, loss="squared_error")
     error = rc.matching_error(partial(rc.models.mlp, 1, 1), (x, torch.sin(x)), coreset, loss="squared_error")
     assert error < 0.2
+
+
+def test_a_coreset_put_together_by_hand_can_be_measured() -> None:
+    make, data = (lambda: rc.models.mlp(1, 2)), (torch.linspace(-1, 1, 40)[:, None], torch.arange(40) % 2)
+    rows, weights = torch.arange(0, 40, 4), torch.full((10,), 4.0, dtype=torch.float64)
+    indices: Any
+    factors: Any
+    wanted = rc.matching_error(make, data, rc.Coreset(rows, weights, 0.0), inits=2)
+    for indices, factors in ((rows.numpy(), weights.numpy()), (rows.tolist(), [4] * 10), (rows.int(), weights.float())):
+        assert rc.matching_error(make, data, rc.Coreset(indices, factors, 0.0), inits=2) == pytest.approx(wanted)
+    for indices, factors in ((rows, weights[:3]), (rows.double(), weights), (rows, weights * torch.nan)):
+        with pytest.raises(ValueError, match="a coreset must have a finite weight for each of its row numbers"):
+            rc.matching_error(make, data, rc.Coreset(indices, factors, 0.0), inits=2)
