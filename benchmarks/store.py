@@ -5,8 +5,9 @@ fast files are taken in. `limits`: peak memory of `recollect select` on a file, 
 `million`: time and peak memory of `recollect select` on a million made-up rows of 20 columns in Parquet; a checkout of
 an older version in $BEFORE is measured beside it, and $ROWS sets another number of rows. `throughput`: rows per second
 and peak memory of `recollect update` with Covertype's ten files, again beside $BEFORE, which is given the first $FILES.
+`updates`: time of `recollect update` with three made-up files, by gradient matching and by clustering.
 
-`python benchmarks/store.py [covertype] [limits] [million] [throughput]`; all by default.
+`python benchmarks/store.py [covertype] [limits] [million] [throughput] [updates]`; all by default.
 """
 
 import json
@@ -164,10 +165,12 @@ def million() -> None:
 
 
 def throughput() -> None:
-    """The real command in its own process, as for `million`, with gradient matching and with the default memory."""
+    """The real command in its own process, as for `million`, with gradient matching and with clustering."""
     rows: list[list[object]] = []
     here = versions()
-    cases = [(name, place, GRADIENT_MATCHING) for name, place in here.items()] + [("default", here["this"], [])]
+    cases = [(name, place, GRADIENT_MATCHING) for name, place in here.items()] + [
+        ("clustering", here["this"], CLUSTERING)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         days = daily_files(Path(folder), rc.datasets.load("covertype"))
         for name, place, memory in cases:
@@ -182,7 +185,58 @@ def throughput() -> None:
     print_table(f"`recollect update` on Covertype, 54 columns, {SIZE} kept", header, rows)
 
 
-GRADIENT_MATCHING = ["--memory", "recollect"]
+GRADIENT_MATCHING, CLUSTERING = ["--memory", "recollect"], ["--memory", "clustering"]
+
+
+def few_words(rows: int, seed: int) -> pa.Table:
+    """Fourteen numbers, a word of eight, and one of four classes that depends on them."""
+    rng = np.random.default_rng(seed)
+    numbers = rng.normal(size=(14, rows)).astype(np.float32)
+    score = numbers[0] + numbers[1] * numbers[2] + 0.5 * rng.normal(size=rows)
+    columns = {f"number {i}": column for i, column in enumerate(numbers)}
+    words = rng.choice(_WORDS["country"], rows)
+    return pa.table({**columns, "country": words, "label": np.digitize(score, [-1.5, 0.0, 2.0])})
+
+
+def quantities(rows: int, seed: int) -> pa.Table:
+    """The same, and a quantity that depends on them."""
+    table = few_words(rows, seed)
+    quantity = 2 * table.column("number 0").to_numpy() + table.column("number 1").to_numpy()
+    return table.set_column(table.schema.get_field_index("label"), "label", pa.array(quantity))
+
+
+def many_words(rows: int, seed: int) -> pa.Table:
+    """Twenty numbers, twenty words of ninety each, and one of three classes."""
+    rng = np.random.default_rng(seed)
+    columns: dict[str, object] = {f"number {i}": rng.normal(size=rows).astype(np.float32) for i in range(20)}
+    columns |= {f"word {i}": [f"v{k}" for k in rng.integers(0, 90, rows)] for i in range(20)}
+    return pa.table({**columns, "label": rng.choice(["a", "b", "c"], rows)})
+
+
+def updates() -> None:
+    """The real command in its own process, as for `million`."""
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for make, count, size in (
+            (few_words, 50_000, 200),
+            (few_words, 50_000, 1000),
+            (few_words, 50_000, 3500),
+            (quantities, 50_000, 1000),
+            (many_words, 20_000, 1000),
+        ):
+            paths = [f"{folder}/{day}.parquet" for day in range(3)]
+            for day, path in enumerate(paths):
+                pyarrow.parquet.write_table(make(count, day), path)
+            row: list[object] = [make.__name__, f"{count:,}", size]
+            for memory in (GRADIENT_MATCHING, CLUSTERING):
+                store = f"{folder}/{make.__name__} {size} {memory[1]}"
+                run_command(["init", store, "--target", "label", "--size", str(size), *memory], versions()["this"])
+                done = run_command(["update", store, *paths], versions()["this"])
+                row += [done.seconds, f"{done.peak / 1e9:.2f} GB"]
+            rows.append(row)
+            print(*row, flush=True)
+    header = ["table", "rows", "kept", "gradient matching [s]", "peak", "clustering [s]", "peak"]
+    print_table("`recollect update` with three files, seconds of the processor", header, rows)
 
 
 def versions() -> dict[str, str]:
@@ -222,5 +276,5 @@ finally:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["covertype", "limits", "million", "throughput"]:
+    for name in sys.argv[1:] or ["covertype", "limits", "million", "throughput", "updates"]:
         globals()[name]()

@@ -30,6 +30,7 @@ from recollect.tables import (
     fit_encoding,
     parse_bytes,
     pieces,
+    select,
     select_rows,
     write_table,
 )
@@ -962,24 +963,49 @@ def test_rare_rows_are_kept_if_asked_for(tmp_path: Path) -> None:
         assert run("init", tmp_path / "t", "--target", "y", "--size", 15, *wrong) == 2
 
 
-def test_rows_are_clustered_unless_something_needs_gradients(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stores_match_gradients_unless_told_otherwise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--target", "y", "--size", 5)
     for more, memory in [
-        ((), "clustering"),
-        (("--min-per-class", 1), "recollect"),
-        (("--class-weight", "balanced"), "recollect"),
-        (("--model", "torch.nn:Linear"), "recollect"),
+        ((), "recollect"),
+        (("--memory", "auto"), "recollect"),
+        (("--memory", "clustering"), "clustering"),
         (("--memory", "reservoir"), "reservoir"),
     ]:
         assert run("init", tmp_path / "s", *asked, *more, "--json") == 0
         assert json.loads(capsys.readouterr().out)["memory"] == Store(tmp_path / "s").settings.memory == memory
-    assert run("init", tmp_path / "s", *asked) == 0
+    assert Store.create(tmp_path / "t", Settings("y", 5)).settings.memory == "recollect"
+    assert run("init", tmp_path / "s", *asked, "--memory", "clustering") == 0
+    assert "memory clustering" in capsys.readouterr().out
     assert run("set", tmp_path / "s", "--class-weight", "balanced") == 2
     assert "pass --memory recollect" in one_line(capsys)
     assert run("set", tmp_path / "s", "--class-weight", "balanced", "--memory", "auto") == 0
     assert Store(tmp_path / "s").settings.memory == "recollect"
+
+
+def test_tables_chosen_from_once_are_clustered_unless_something_needs_gradients(tmp_path: Path, capsys: Any) -> None:
+    path = save(make_table(), tmp_path / "rows.parquet")
+    asked = (path, "--target", "bought", "--size", 5, "-o", tmp_path / "o.csv", "--json")
+    for more, matches in [
+        ((), False),
+        (("--min-per-class", 1), True),
+        (("--class-weight", "balanced"), True),
+        (("--model", "torch.nn:Linear"), True),
+        (("--memory", "recollect"), True),
+    ]:
+        assert run("select", *asked, *more) == 0
+        assert (json.loads(capsys.readouterr().out)["error"] is not None) == matches
+    alike = [select(make_table(), "bought", 5, memory=memory) for memory in ("auto", "clustering")]
+    assert alike[0].equals(alike[1])
+    assert not alike[0].equals(select(make_table(), "bought", 5, min_per_class=1))
+
+
+def test_a_store_for_more_rows_than_gradient_matching_has_room_for_is_told_what_else_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("init", tmp_path / "s", "--target", "y", "--size", 20_000) == 2
+    assert "by gradient matching needs" in (error := one_line(capsys)) and "or --memory clustering" in error
+    assert not (tmp_path / "s").exists()
+    assert run("init", tmp_path / "s", "--target", "y", "--size", 20_000, "--memory", "clustering") == 0
 
 
 def test_clustered_rows_that_are_fewer_than_asked_for_say_why(tmp_path: Path, capsys: Any) -> None:

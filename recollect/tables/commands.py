@@ -13,6 +13,7 @@ from rich.console import Console
 from recollect.files import check_output, write_atomically
 from recollect.tables.options import (
     CHOOSING,
+    CHOOSING_ONCE,
     CLASSES,
     CLUSTER,
     COLUMNS,
@@ -30,6 +31,7 @@ from recollect.tables.options import (
     optional,
     reading_of,
     settings_of,
+    settings_once,
     takes,
 )
 from recollect.tables.saying import added, matching, remarks, sentences, told
@@ -73,7 +75,7 @@ def columns(
         say(f"It would be refused: {trouble}")
 
 
-@takes(CHOOSING, READING, CLUSTER, SAYING)
+@takes(CHOOSING_ONCE, READING, CLUSTER, SAYING)
 def select(
     files: Files,
     target: Target,
@@ -85,7 +87,7 @@ def select(
     """Choose a few rows of tables that stand for all, each with its weight, and write them."""
     from recollect.tables import WRITTEN, export_table, select_rows
 
-    settings = settings_of(target, size, options)
+    settings = settings_once(target, size, options)
     if output is None and not dry_run:
         raise ValueError("there must be a file to write to, got none: pass --output, or --dry-run to see the columns")
     network = _network(settings.model)
@@ -136,7 +138,10 @@ def init(
     if dry_run:
         return
     Store.create(store, settings)
-    lines = [f"A store for {counted(size, 'row')}: {store}", f"Next: recollect update {store} FILE"]
+    lines = [
+        f"A store for {counted(size, 'row')}, memory {settings.memory}: {store}",
+        f"Next: recollect update {store} FILE",
+    ]
     _answer({"store": str(store), **settings.as_data()}, lines, options)
 
 

@@ -20,7 +20,7 @@ from recollect.tables.reading import Reading, opened, retyped
 from recollect.tables.reading.cutting import cut
 from recollect.tables.reading.pieces import plain
 from recollect.tables.selecting import select_rows, typed_table
-from recollect.tables.settings import Settings, parse_bytes
+from recollect.tables.settings import Settings, memory_once, parse_bytes
 from recollect.terminal import say
 
 
@@ -82,7 +82,7 @@ def select(
     settings = Settings(
         target,
         size,
-        "recollect" if memory == "auto" and network is not None else memory,
+        memory_once(memory, class_weight, min_per_class, network),
         task,
         tuple(ignore),
         seed=seed,

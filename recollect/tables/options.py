@@ -25,12 +25,11 @@ Size = Annotated[int, typer.Option(help="How many rows to keep.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A table to write: csv, parquet, ndjson or arrow.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what columns were read as, and write nothing.")]
 
-_Memory = Annotated[
+_MEMORIES = "recollect (gradient matching), clustering, reservoir, class-balanced or sliding-window; auto is"
+_Memory = Annotated[str, typer.Option(help=f"{_MEMORIES} recollect.")]
+_MemoryOnce = Annotated[
     str,
-    typer.Option(
-        help="clustering, recollect (gradient matching), reservoir, class-balanced or sliding-window; auto is "
-        "clustering, or recollect with --class-weight, --min-per-class or --model."
-    ),
+    typer.Option(help=f"{_MEMORIES} clustering, or recollect with --class-weight, --min-per-class or --model."),
 ]
 _Task = Annotated[str | None, typer.Option(help="classification or regression; inferred by default.")]
 _As = Annotated[
@@ -75,6 +74,7 @@ CHOOSING: Options = {
     "seed": (_Seed, 0),
     "memory_limit": (_Limit, "4GB"),
 }
+CHOOSING_ONCE: Options = {**CHOOSING, "memory": (_MemoryOnce, "auto")}
 CLASSES: Options = {"classes": (_Classes, None)}
 READING: Options = {
     "format": (_Format, None),
@@ -120,6 +120,14 @@ def settings_of(target: str, size: int, options: dict[str, Any]) -> "Settings":
     from recollect.tables.settings import Settings
 
     return Settings(target, size, **_plain(options), reading=reading_of(options))
+
+
+def settings_once(target: str, size: int, options: dict[str, Any]) -> "Settings":
+    """The same where a table is chosen from once."""
+    from recollect.tables.settings import memory_once
+
+    needs_gradients = (options["class_weight"], options["min_per_class"], options["model"])
+    return settings_of(target, size, {**options, "memory": memory_once(options["memory"], *needs_gradients)})
 
 
 def changed_settings(settings: "Settings", options: dict[str, Any]) -> "Settings":

@@ -35,8 +35,8 @@ class Settings:
     Attributes:
         target: the column to be predicted.
         size: how many rows are kept at most.
-        memory: a name of `TABLE_MEMORIES`; "auto" becomes "recollect", gradient matching, where class weights, places
-            by class or a network are asked for, which need it, and "clustering" otherwise.
+        memory: a name of `TABLE_MEMORIES`; "auto" is "recollect", gradient matching, which is what a store is for. Who
+            chooses from a table once asks `memory_once` instead.
         task: "classification" or "regression"; decided by the target's values if None.
         ignore: columns that are kept but not looked at.
         classes: for how many classes there is room; twice as many as in the first file by default.
@@ -68,7 +68,7 @@ class Settings:
     def __post_init__(self) -> None:
         matched = self.class_weight or self.min_per_class or self.model
         if self.memory == "auto":
-            object.__setattr__(self, "memory", "recollect" if matched else "clustering")
+            object.__setattr__(self, "memory", "recollect")
         check_count("size", self.size)
         check_seed(self.seed)
         if self.memory not in TABLE_MEMORIES:
@@ -102,14 +102,20 @@ class Settings:
         rows = int((self.memory_limit - _BASE_BYTES - chosen - candidates) / ROW_BYTES)
         if rows < _LEAST_ROWS:
             least = (_BASE_BYTES + chosen + candidates + _LEAST_ROWS * ROW_BYTES) / 1e9
+            how, others = (" by gradient matching", ", or --memory clustering") if matches else ("", "")
             raise ValueError(
-                f"keeping {self.size} rows needs a memory limit of at least {least + 0.05:.1f}GB, "
-                f"got {self.memory_limit / 1e9:.1f}GB: pass a larger --memory-limit or a smaller --size"
+                f"keeping {self.size} rows{how} needs a memory limit of at least {least + 0.05:.1f}GB, "
+                f"got {self.memory_limit / 1e9:.1f}GB: pass a larger --memory-limit or a smaller --size{others}"
             )
         return rows if matches else max(rows // _COPIES, 10_000)
 
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}
+
+
+def memory_once(memory: str, *needs_gradients: object) -> str:
+    """What chooses from a table once: of "auto" k-means, unless something is asked for that needs gradients."""
+    return "clustering" if memory == "auto" and not any(needs_gradients) else memory
 
 
 def parse_bytes(text: str) -> int:
