@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fsspec
 import hypothesis.strategies as st
@@ -153,6 +154,59 @@ def test_records_are_read_whatever_their_layout(tmp_path: Path) -> None:
         path.write_text(wrong)
         with pytest.raises(ValueError, match=r"^[^\n]*$"):
             list(pieces(path))
+
+
+@pytest.mark.parametrize("form", ["rows.ndjson", "rows.json"])
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([2**64 - 1, 1, None], pa.uint64()),
+        ([2**63 - 1, -(2**63)], pa.int64()),
+        ([1e300, 2**60, 0.5], pa.float64()),
+        ([[2], [0.5], None], pa.list_(pa.float64())),
+        ([{"a": 1}, {"b": "x"}], pa.struct([("a", pa.int64()), ("b", pa.string())])),
+    ],
+)
+def test_numbers_in_json_are_what_they_were(tmp_path: Path, form: str, values: list[Any], kind: pa.DataType) -> None:
+    rows = [json.dumps({"x": value}) for value in values]
+    (tmp_path / form).write_text(f"[{', '.join(rows)}]" if form == "rows.json" else "\n".join(rows))
+    column = read(tmp_path / form).column("x")
+    assert column.type == kind
+    if not pa.types.is_struct(kind):  # where a field is missing, nothing is there
+        assert column.to_pylist() == values
+
+
+@pytest.mark.parametrize("values", [[2**64], [2**63, -1], [2**53 + 1, 0.5], [-(2**63) - 1], [10**400, 1]])
+def test_whole_numbers_in_json_that_no_type_holds_are_refused(tmp_path: Path, values: list[Any]) -> None:
+    path = tmp_path / "rows.ndjson"
+    path.write_text("\n".join(json.dumps({"id": value}) for value in values))
+    with pytest.raises(ValueError, match=r"^(column 'id' of .*rows.ndjson' must hold|.*Number too big)[^\n]*$"):
+        read(path)
+
+
+@pytest.mark.parametrize("form", ["rows.ndjson", "rows.json"])
+@pytest.mark.parametrize("first", [3, 10_000])
+def test_text_among_numbers_in_json_is_refused_with_its_row(
+    tmp_path: Path, form: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recollect.tables.reading.records.BLOCK_BYTES", 10_000)
+    rows = ['{"x": 1, "y": "a"}'] * first + ['{"x": "n/a", "y": "a"}']
+    (tmp_path / form).write_text(f"[{', '.join(rows)}]" if form == "rows.json" else "\n".join(rows))
+    row = f"{first + 1:,}"
+    with pytest.raises(ValueError, match=f'^column .x. of .* one kind, got text such as "n/a" in row {row} after numb'):
+        read(tmp_path / form)
+
+
+def test_a_column_in_json_may_become_what_its_first_rows_do_not_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recollect.tables.reading.records.BLOCK_BYTES", 1000)
+    rows: list[dict[str, Any]] = [{"whole": i, "late": None} for i in range(200)]
+    rows += [{"whole": 0.5, "late": "text", "new": 2**63}, {"new": 1}]
+    (tmp_path / "rows.ndjson").write_text("\n".join(map(json.dumps, rows)))
+    found = read(tmp_path / "rows.ndjson")
+    assert found.schema.types == [pa.float64(), pa.string(), pa.uint64()]
+    assert found.to_pylist() == [{"whole": None, "late": None, "new": None, **row} for row in rows]
 
 
 def test_lines_may_end_in_carriage_returns(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from recollect.tables.reading.cutting import BLOCK_BYTES, cut
@@ -17,15 +19,17 @@ from recollect.tables.reading.dialect import Skipped, Source, UnreadableError
 _DEEPEST = 100  # brackets within brackets: pyarrow's reader of JSON calls itself for each, until the stack ends
 _LARGEST = 2**28  # characters of one object, or of a file that is one object
 _SPACE = re.compile(r"[\s,]*")
+_MOST_EXACT, _MOST_SIGNED, _MOST_UNSIGNED = 2.0**53, 2**63 - 1, 2**64 - 1  # whole numbers, by type
 
 
 def read_ndjson(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
     """An object per line."""
     if source.reading.skip_bad_rows:
         # Looked at twice, counted once.
-        return _read(lambda: _Lines(_good_lines(source, skipped)), lambda: _Lines(_good_lines(source, Skipped())))
+        looked_at, read = (partial(_good_lines, source, counter) for counter in (Skipped(), skipped))
+        return _checked(source, lambda: _blocks(looked_at()), lambda: _blocks(read()))
     _check_depth(source)
-    return _checked(source)
+    return _checked(source, lambda: _line_blocks(source))
 
 
 def read_json(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
@@ -33,30 +37,103 @@ def read_json(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
     with open_text(source) as file:
         head = file.read(2**16).decode("utf-8", errors="replace").lstrip()
     if head.startswith("["):
-        return _read(lambda: _Lines(_records(source)))
+        return _checked(source, lambda: _blocks(_records(source)))
     first, _, rest = head.partition("\n")
     if rest.strip() and _is_object(first):
         return read_ndjson(source, skipped)
-    return _read(lambda: _Lines(_from_object(source)))
+    return _checked(source, lambda: _blocks(_from_object(source)))
 
 
-def _read(open_file: Callable[[], Any], first_look: Callable[[], Any] | None = None) -> Iterator[pa.Table]:
-    """The rows, in which text stays text: pyarrow takes some of it for moments, in another zone and notation."""
-    read = pyarrow.json.ReadOptions(block_size=BLOCK_BYTES)
-    with (first_look or open_file)() as file, pyarrow.json.open_json(file, read_options=read) as reader:
-        names = reader.schema.names
-        dated = [field.with_type(kind) for field in reader.schema if (kind := _as_text(field.type)) != field.type]
-    parse = pyarrow.json.ParseOptions(explicit_schema=pa.schema(dated) if dated else None)
-    with open_file() as file, pyarrow.json.open_json(file, read_options=read, parse_options=parse) as reader:
-        for batch in reader:
-            table = pa.Table.from_batches([batch])
-            if dated:  # which came first
-                table = table.select([*names, *(name for name in table.column_names if name not in names)])
-            yield from cut(table)
+_Blocks: TypeAlias = Callable[[], Iterator[bytes]]
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines, as many at a time as are parsed at once."""
+    block, size = [], 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= BLOCK_BYTES:
+            yield b"".join(block)
+            block, size = [], 0
+    if block:
+        yield b"".join(block)
+
+
+def _line_blocks(source: Source) -> Iterator[bytes]:
+    """The same of a file as it is."""
+    with open_text(source) as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block + file.readline()
+
+
+def _checked(source: Source, looked_at: _Blocks, read: _Blocks | None = None) -> Iterator[pa.Table]:
+    """The rows, in types that hold for all of them, which must be known before the first is read."""
+    try:
+        kinds: dict[str, pa.DataType] = {}
+        for block in looked_at():
+            found = _parsed(block) if block.strip() else pa.table({})
+            for name, column in zip(found.column_names, found.columns, strict=True):
+                kind = _as_text(_exact(name, column, block, source))
+                kinds[name] = _joined(kinds.get(name, pa.null()), kind)
+        for block in (read or looked_at)():
+            if block.strip():
+                yield from cut(_parsed(block, pa.schema(list(kinds.items()))))
+    except (pa.ArrowInvalid, _OfTwoKindsError) as error:
+        if source.dialect.format == "ndjson" and not source.reading.skip_bad_rows:
+            _check_lines(source)
+        _check_kinds(source, looked_at)
+        raise error
+
+
+def _parsed(block: bytes, schema: pa.Schema | None = None) -> pa.Table:
+    read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    parse = pyarrow.json.ParseOptions(explicit_schema=schema)
+    return pyarrow.json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
+
+
+class _OfTwoKindsError(ValueError):
+    """A column is no one thing."""
+
+
+def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
+    """A type for the values of both."""
+    if first == second or pa.types.is_null(second):
+        return first
+    if pa.types.is_null(first):
+        return second
+    if {first, second} == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    if {first, second} == {pa.int64(), pa.uint64()}:
+        return pa.uint64()
+    if pa.types.is_list(first) and pa.types.is_list(second):
+        return pa.list_(_joined(first.value_type, second.value_type))
+    if pa.types.is_struct(first) and pa.types.is_struct(second):
+        fields = {field.name: field.type for field in first}
+        for field in second:
+            fields[field.name] = _joined(fields.get(field.name, pa.null()), field.type)
+        return pa.struct(list(fields.items()))
+    raise _OfTwoKindsError(f"a column must hold values of one kind, got {first} and {second}")
+
+
+def _exact(name: str, column: pa.ChunkedArray, block: bytes, source: Source) -> pa.DataType:
+    """A type that holds what the column holds: pyarrow makes other numbers of whole ones with too many digits."""
+    if not pa.types.is_floating(column.type) or not pc.any(pc.greater_equal(pc.abs(column), _MOST_EXACT)).as_py():
+        return column.type
+    values = [json.loads(line).get(name) for line in block.splitlines() if line.strip()]
+    long = [v for v in values if type(v) is int and (abs(v) > _MOST_SIGNED or int(float(v)) != v)]
+    if not long:
+        return column.type
+    if all(v is None or (type(v) is int and 0 <= v <= _MOST_UNSIGNED) for v in values):
+        return pa.uint64()
+    raise UnreadableError(
+        f"column {name!r} of {source.name!r} must hold whole numbers of 64 bits, or numbers that need no more digits "
+        f"than a float has, got {_short(str(long[0]))}: write them as text, in quotes"
+    )
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:
-    """The type with text where moments were recognised."""
+    """The type with text where moments were recognised: pyarrow has them in another zone and notation."""
     if pa.types.is_timestamp(kind):
         return pa.string()
     if pa.types.is_struct(kind):
@@ -66,17 +143,39 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _checked(source: Source) -> Iterator[pa.Table]:
-    try:
-        yield from _read(lambda: open_text(source))
-    except pa.ArrowInvalid as error:
-        for number, line in enumerate(_lines(source), 1):
-            if line.strip() and not _is_object(line):
-                raise UnreadableError(
-                    f"line {number:,} of {source.name!r} must be a JSON object, got {_short(line)!r}: "
-                    "mend it, or pass --skip-bad-rows to leave such rows out"
-                ) from None
-        raise error
+def _check_lines(source: Source) -> None:
+    """Refuse the first line that is no object."""
+    for number, line in enumerate(_lines(source), 1):
+        if line.strip() and not _is_object(line):
+            raise UnreadableError(
+                f"line {number:,} of {source.name!r} must be a JSON object, got {_short(line)!r}: "
+                "mend it, or pass --skip-bad-rows to leave such rows out"
+            ) from None
+
+
+def _check_kinds(source: Source, rows: _Blocks) -> None:
+    """Refuse the first value that is of another kind than those before it in its column."""
+    kinds: dict[str, str] = {}
+    number = 0
+    for line in (line for block in rows() for line in block.splitlines() if line.strip()):
+        number += 1
+        for name, value in json.loads(line).items():
+            if value is None or (kind := _KINDS[type(value)]) == kinds.setdefault(name, kind):
+                continue
+            raise UnreadableError(
+                f"column {name!r} of {source.name!r} must hold values of one kind, got {kind} such as "
+                f"{_short(json.dumps(value, ensure_ascii=False))} in row {number:,} after {kinds[name]}: "
+                "mend it, or write all of them as text"
+            ) from None
+
+
+_KINDS = {
+    **dict.fromkeys((int, float), "numbers"),
+    str: "text",
+    bool: "true or false",
+    list: "lists",
+    dict: "objects",
+}
 
 
 def _lines(source: Source) -> Iterator[str]:
@@ -163,26 +262,6 @@ def _line(record: Any, source: Source, what: str) -> bytes:
 
 def _depth(line: str) -> int:
     return int(_heights(line.encode()).max(initial=0)) if "[" in line or line.count("{") > 1 else 1
-
-
-class _Lines(io.RawIOBase):
-    """Lines as they are made, to be read as a file."""
-
-    def __init__(self, lines: Iterator[bytes]) -> None:
-        self._lines, self._ready = lines, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int | None = -1) -> bytes:
-        size = BLOCK_BYTES if size is None or size < 0 else size
-        parts, length = [self._ready], len(self._ready)
-        while length < size and (line := next(self._lines, None)) is not None:
-            parts.append(line)
-            length += len(line)
-        content = b"".join(parts)
-        self._ready = content[size:]
-        return content[:size]
 
 
 _STEP = np.zeros(256, np.int32)
