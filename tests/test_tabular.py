@@ -879,6 +879,26 @@ def test_columns_may_be_called_weight_and_row(tmp_path: Path, capsys: pytest.Cap
     assert named.column_names == ["x", "y", "recollect_row", "row"] and pyarrow.compute.sum(named["row"]).as_py() == 20
 
 
+def test_a_decimal_mark_that_the_store_does_not_have_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for day in range(3):
+        rows = [f"{i},{i % 10};{'ja' if i % 3 else 'nein'}" for i in range(40 * day, 40 * day + 40)]
+        (tmp_path / f"{day}.csv").write_text("\n".join(["x;y", *rows]))
+    assert run("init", tmp_path / "s", "--target", "y", "--size", 10) == 0
+    assert run("update", tmp_path / "s", tmp_path / "0.csv") == 0
+    before = files_of(tmp_path / "s")
+    capsys.readouterr()
+    assert run("update", tmp_path / "s", tmp_path / "1.csv", "--decimal", ".") == 2
+    assert "must stay that of the first file, ',', got '.': leave out --decimal" in one_line(capsys)
+    assert files_of(tmp_path / "s") == before
+    assert run("update", tmp_path / "s", tmp_path / "1.csv", "--decimal", ",") == 0
+    assert run("update", tmp_path / "s", tmp_path / "2.csv") == 0
+    typed = save(make_table(), tmp_path / "typed.parquet")  # numbers that are no text have no mark
+    make_store(tmp_path / "t").update([typed])
+    assert run("update", tmp_path / "t", save(make_table(seed=1), tmp_path / "u.parquet"), "--decimal", ",") == 0
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [

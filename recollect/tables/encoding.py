@@ -126,6 +126,14 @@ class Encoding:
     def n_features(self) -> int:
         return sum(column.width for column in self.columns)
 
+    @property
+    def number_forms(self) -> dict[str, NumberForm]:
+        """How numbers are written, by column, where they are text."""
+        forms = {column.name: column.form for column in self.columns if column.kind == "number" and column.form}
+        if self.task == "regression" and self.form and not self.dated:
+            forms[self.target] = self.form
+        return cast(dict[str, NumberForm], forms)
+
     def features(self, table: pa.Table, drift: Drift) -> Tensor:
         """One row of numbers per row of the table; what is new is noted."""
         features, noted = self.encoded(table)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,7 @@ from recollect.tables.memory import TableMemory, Taken
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Skipped, Source, pieces, retyped
 from recollect.tables.settings import Settings
-from recollect.tables.values import NumberForm, has_codes, parse_numbers
+from recollect.tables.values import has_codes, parse_numbers
 from recollect.tables.workers import Workers
 from recollect.tables.writing import write_table
 
@@ -65,16 +64,14 @@ def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:
 
     A column in which something is no number, such as "NA", stays the text it was, and so does one that was set aside.
     """
-    forms = {column.name: column.form for column in encoding.columns if column.kind == "number" and column.form}
-    if encoding.task == "regression" and not encoding.dated:
-        forms[encoding.target] = encoding.form or "point"
-    elif encoding.task == "classification":
+    forms = encoding.number_forms
+    if encoding.task == "classification":
         forms[encoding.target] = "point"
 
     def typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if name not in forms or not pa.types.is_string(column.type):
             return column
-        numbers = parse_numbers(pc.utf8_trim_whitespace(column), cast(NumberForm, forms[name]))
+        numbers = parse_numbers(pc.utf8_trim_whitespace(column), forms[name])
         if not np.array_equal(np.isnan(numbers), np.asarray(pc.is_null(column))):
             return column
         if has_codes(column):

@@ -290,6 +290,8 @@ class Store:
             held.memory.progress = progress
         held.settings, held.progress = replace(held.settings, reading=reading), progress
         _check_ignored(ignore, held, source)
+        if files and reading.decimal != self.settings.reading.decimal:
+            _check_decimal(reading.decimal, held)
         first, skipped = held.memory.seen, Skipped()
         total = known_rows(source) if files else held.account.rows
         if workers is None:
@@ -398,6 +400,17 @@ def _stamp(source: Source) -> tuple[int, int] | None:
         return None
     found = source.path.stat()
     return found.st_size, found.st_mtime_ns
+
+
+def _check_decimal(said: str | None, held: TableMemory) -> None:
+    """Refuse a decimal mark that the columns do not have, as how they are read was decided by the first file."""
+    marks = {"comma": ",", "point": "."}
+    found = {marks[form] for form in held.encoding.number_forms.values()}
+    if said is not None and found and said not in found:
+        raise ValueError(
+            f"the decimal mark must stay that of the first file, {found.pop()!r}, got {said!r}: "
+            "leave out --decimal, or make a new store for files with the other mark"
+        )
 
 
 def _check_ignored(ignore: Sequence[str], held: TableMemory, source: Source) -> None:
