@@ -92,6 +92,21 @@ def test_later_strays_are_missing_and_told_and_another_column_is_refused() -> No
         encoding.features(first.set_column(0, "x", pa.array(["word"] * 60)), Drift())
 
 
+def test_words_for_missing_values_are_no_category() -> None:
+    table = pa.table({"c": ["red", "NA", "blue", " ", "n/a", None] * 5, "x": [1.0, 2.0, 3.0] * 10, "y": ["NA", "b"] * 15})
+    found = examine([table], "y")
+    assert found.account()["c"].missing == 20 and found.account()["c"].distinct == 2
+    encoding = found.encoding()
+    assert encoding.columns[0].values == ["blue", "red"]
+    assert encoding.classes == ["NA", "b"]  # a class may have any name
+    drift = Drift()
+    features = encoding.features(table.slice(0, 6), drift)[:, :3]
+    assert features.tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert not drift.sentences()
+    encoding.columns[0].values = ["NA", "red"]  # as stores that were made before have it
+    assert encoding.features(table.slice(0, 3), drift)[:, :3].tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
+
+
 def test_what_columns_are_can_be_said() -> None:
     table = pa.table({"zip": list(range(3, 63)), "day": ["20240131"] * 60, "id": list(range(60)), "y": ["a", "b"] * 30})
     table = table.set_column(1, "day", pa.array([f"202401{1 + i % 30:02d}" for i in range(60)]))

@@ -265,14 +265,15 @@ def _strays(values: pa.ChunkedArray, known: NDArray[np.bool_]) -> tuple[int, str
 def _encode_category(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32]) -> Noted:
     texts = texts_of(values) if is_text(values.type) else pa.chunked_array([pa.array(_names(values), pa.string())])
     places = pc.index_in(texts, value_set=pa.array(column.values, pa.string()))
-    missing = np.asarray(pc.is_null(texts))
+    unknown = pc.is_null(known_texts(texts))  # unless a store that was made before has a feature for such a word
+    missing = np.asarray(pc.and_(pc.is_null(places), unknown))
     other = len(column.values)
     codes = np.asarray(pc.fill_null(places, other))
     out[np.arange(len(out)), codes] = 1
     out[missing] = 0
     if other >= MOST_ENCODED:
         return Noted()
-    new = texts.filter(pc.and_(pc.is_null(places), pc.is_valid(texts)))
+    new = texts.filter(pc.and_(pc.is_null(places), pc.invert(unknown)))
     return Noted(new=tuple(pc.unique(new).to_pylist()))
 
 

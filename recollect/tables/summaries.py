@@ -114,10 +114,13 @@ class Summary:
         return found
 
     def _look_at_text(self, values: pa.ChunkedArray, found: "Glimpse", later: bool) -> None:
-        if len(self.distinct) <= MOST_CATEGORIES:
-            for entry in pc.value_counts(texts_of(values).drop_null()).to_pylist():
-                found.distinct[entry["values"]] += entry["counts"]
         texts = known_texts(values)
+        if len(self.distinct) <= MOST_CATEGORIES:
+            named = texts_of(values)
+            if not self.is_target:  # where such words may be the names of classes
+                named = named.filter(pc.is_valid(texts))
+            for entry in pc.value_counts(named.drop_null()).to_pylist():
+                found.distinct[entry["values"]] += entry["counts"]
         found.readable = len(texts) - texts.null_count
         found.codes = not self.codes and has_codes(texts)
         found.unit = self.unit or unit_of(texts.slice(0, 1000))
