@@ -879,6 +879,33 @@ def test_columns_may_be_called_weight_and_row(tmp_path: Path, capsys: pytest.Cap
     assert named.column_names == ["x", "y", "recollect_row", "row"] and pyarrow.compute.sum(named["row"]).as_py() == 20
 
 
+def test_blanks_around_a_class_do_not_count_and_are_written(tmp_path: Path, capsys: Any) -> None:
+    lines = ["x,y", *(f"{i},{name}" for i, name in enumerate(["yes", "yes ", " no", "no"] * 5))]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    output = tmp_path / "o.csv"
+    asked = ("--target", "y", "--size", 20)
+    assert run("select", tmp_path / "a.csv", *asked, "--memory", "reservoir", "-o", output, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["class_counts"] == {"no": 10, "yes": 10}
+    with output.open(newline="") as file:
+        assert [f"{row['x']},{row['y']}" for row in csv.DictReader(file)] == lines[1:]
+    encoding = fit_encoding([pa.table({"x": [1.0, 2.0], "y": ["yes", "no"]})], "y")
+    encoding.classes = ["no", "yes "]  # as stores that were made before have it
+    table = pa.table({"x": [1.0, 2.0], "y": ["yes ", " no"]})
+    assert encoding.targets(table, Drift()).tolist() == [1, 0] and encoding.classes == ["no", "yes "]
+
+
+def test_classes_that_look_alike_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for day, names in enumerate([["0", "1", "0.0"], ["0", "1", "1.0"]]):
+        lines = [f"{i * i % 17},{name}" for i, name in enumerate(names * 10)]
+        (tmp_path / f"{day}.csv").write_text("\n".join(["x,y", *lines]))
+    assert run("init", tmp_path / "s", "--target", "y", "--size", 10) == 0
+    assert run("update", tmp_path / "s", tmp_path / "0.csv") == 0
+    assert "y: 3 classes, '0' and '0.0' look alike, and are told apart" in capsys.readouterr().out
+    assert run("update", tmp_path / "s", tmp_path / "1.csv") == 0
+    out = capsys.readouterr().out
+    assert "classes '1' and '1.0' look alike, and are told apart" in out and "'0.0'" not in out
+
+
 def test_a_decimal_mark_that_the_store_does_not_have_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

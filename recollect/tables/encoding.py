@@ -23,6 +23,7 @@ from recollect.tables.values import (
     class_names,
     is_text,
     known_texts,
+    look_alikes,
     missing_mask,
     numbers_of,
     texts_of,
@@ -68,6 +69,7 @@ class Drift:
 
     new_categories: dict[str, list[str]] = field(default_factory=dict)
     new_classes: list[str] = field(default_factory=list)
+    alike: list[list[str]] = field(default_factory=list)  # classes, new ones and such that may be the same
     outside: dict[str, float] = field(default_factory=dict)  # share of the values beyond the range
     missing: dict[str, int] = field(default_factory=dict)  # where there was none before
     strays: dict[str, int] = field(default_factory=dict)  # values that are no numbers, or no dates
@@ -94,6 +96,7 @@ class Drift:
     def sentences(self) -> list[str]:
         """For people."""
         told = [f"new classes: {', '.join(self.new_classes[:10])}"] if self.new_classes else []
+        told += [f"classes {' and '.join(map(repr, group))} look alike, and are told apart" for group in self.alike[:3]]
         for name, values in self.new_categories.items():
             what = counted(len(values), "new category", "new categories")
             verb = "is" if len(values) == 1 else "are"
@@ -179,7 +182,9 @@ class Encoding:
                 such = numbers[int(far.argmax())]
                 raise ValueError(f"the target {self.target!r} must stay near the first file's, got {such:g}")
             return torch.from_numpy(standard)[:, None], []
-        names = class_names(values)
+        # Blanks around a name are not of it, unless a store that was made before has them.
+        known = set(self.classes)
+        names = [name if name in known else name.strip() for name in class_names(values)]
         places = {name: i for i, name in enumerate(dict.fromkeys(names))}
         return torch.tensor([places[name] for name in names], dtype=torch.long), list(places)
 
@@ -191,6 +196,8 @@ class Encoding:
                 known.add(name)
                 self.classes.append(name)
                 drift.new_classes.append(name)
+        if drift.new_classes:
+            drift.alike = [group for group in look_alikes(self.classes) if not set(drift.new_classes).isdisjoint(group)]
         if len(self.classes) > MOST_CLASSES:
             raise ValueError(f"the target {self.target!r} must have at most {MOST_CLASSES} classes, got more")
 

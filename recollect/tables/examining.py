@@ -10,7 +10,7 @@ from recollect.tables.account import Account
 from recollect.tables.encoding import Encoding, missing_target
 from recollect.tables.kinds import MOST_CLASSES, Column, Task
 from recollect.tables.summaries import KINDS, Read, Summary
-from recollect.tables.values import NumberForm
+from recollect.tables.values import NumberForm, look_alikes
 from recollect.terminal import counted
 
 _NAMES = 20  # listed at most, in a sentence
@@ -71,7 +71,9 @@ class Examined:
     def _about_target(self, summary: Summary, read: Read) -> str:
         if self.task == "regression":
             return ", ".join(["a quantity", *([read.why] if read.why else [])])
-        return counted(len(summary.distinct), "class", "classes")
+        known = [name for name in summary.distinct if name.strip()]
+        alike = [f"{' and '.join(map(repr, group))} look alike, and are told apart" for group in look_alikes(known)[:3]]
+        return ", ".join([counted(len(known), "class", "classes"), *alike])
 
     def encoding(self, *, drop_missing_target: bool = False) -> Encoding:
         """How the columns become features and targets; a target that cannot be learned is refused."""

@@ -116,9 +116,10 @@ class Summary:
     def _look_at_text(self, values: pa.ChunkedArray, found: "Glimpse", later: bool) -> None:
         texts = known_texts(values)
         if len(self.distinct) <= MOST_CATEGORIES:
-            named = texts_of(values)
-            if not self.is_target:  # where such words may be the names of classes
-                named = named.filter(pc.is_valid(texts))
+            if self.is_target:  # such words may be the names of classes
+                named = pc.utf8_trim_whitespace(texts_of(values))
+            else:
+                named = texts_of(values).filter(pc.is_valid(texts))
             for entry in pc.value_counts(named.drop_null()).to_pylist():
                 found.distinct[entry["values"]] += entry["counts"]
         found.readable = len(texts) - texts.null_count

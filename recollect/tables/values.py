@@ -6,6 +6,8 @@ decided by all its values, and those of the other columns where its own do not t
 """
 
 import math
+import re
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -127,6 +129,20 @@ def class_names(values: pa.ChunkedArray) -> list[Any]:
         return [None if value is None else "true" if value else "false" for value in values.to_pylist()]
     numbers = numbers_of("", values).tolist()
     return [f"{value:.0f}" if math.isfinite(value) and value == round(value) else repr(value) for value in numbers]
+
+
+def look_alikes(names: Iterable[str]) -> list[list[str]]:
+    """Names that people may take for one another: the same number, or the same letters.
+
+    Example:
+        >>> look_alikes(["0", "1", "Yes", "0.0", "yes"])
+        [['0', '0.0'], ['Yes', 'yes']]
+    """
+    groups: dict[str | float, list[str]] = {}
+    for name in names:
+        plain = re.fullmatch(_PLAIN, name)
+        groups.setdefault(float(name) if plain else " ".join(name.casefold().split()), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def missing_mask(values: pa.ChunkedArray, *, words: bool = True) -> NDArray[np.bool_]:
