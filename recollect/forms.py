@@ -82,11 +82,12 @@ def _reader(kind: Any) -> Reader:
 def _fields_reader(kind: Any) -> Reader:
     hints = get_type_hints(kind)
     readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
+    later = {field.name for field in fields(kind) if field.metadata.get("later")}  # documents before have none
 
     def read(data: Any) -> Any:
-        if _object(data).keys() != readers.keys():
+        if _object(data).keys() | later != readers.keys():
             raise _MisfitError(f"the names {', '.join(readers)}", list(data))
-        return kind(**{name: _inside(reader, data[name], f".{name}") for name, reader in readers.items()})
+        return kind(**{name: _inside(readers[name], data[name], f".{name}") for name in readers if name in data})
 
     return read
 

@@ -93,7 +93,9 @@ def test_later_strays_are_missing_and_told_and_another_column_is_refused() -> No
 
 
 def test_words_for_missing_values_are_no_category() -> None:
-    table = pa.table({"c": ["red", "NA", "blue", " ", "n/a", None] * 5, "x": [1.0, 2.0, 3.0] * 10, "y": ["NA", "b"] * 15})
+    table = pa.table(
+        {"c": ["red", "NA", "blue", " ", "n/a", None] * 5, "x": [1.0, 2.0, 3.0] * 10, "y": ["NA", "b"] * 15}
+    )
     found = examine([table], "y")
     assert found.account()["c"].missing == 20 and found.account()["c"].distinct == 2
     encoding = found.encoding()

@@ -26,6 +26,7 @@ from recollect.tables import (
     WRITTEN,
     Settings,
     Store,
+    export_table,
     find_files,
     fit_encoding,
     parse_bytes,
@@ -877,6 +878,43 @@ def test_columns_may_be_called_weight_and_row(tmp_path: Path, capsys: pytest.Cap
     assert run(*named_row) == 0
     named = pyarrow.parquet.read_table(output)
     assert named.column_names == ["x", "y", "recollect_row", "row"] and pyarrow.compute.sum(named["row"]).as_py() == 20
+
+
+def test_types_of_exports_follow_all_rows_and_not_those_that_are_kept(tmp_path: Path) -> None:
+    lines = [f"{i % 7},{i}.0,{i if i % 4 else 'NA'},{'odd' if i == 59 else i},{i % 2},{i % 3}" for i in range(60)]
+    lines[30] = "3,7.5,3,4,1,0.5"
+    (tmp_path / "a.csv").write_text("\n".join(["whole,broken,holes,strays,y,q", *lines]))
+    expected = {"whole": pa.int64(), "broken": pa.float64(), "holes": pa.int64(), "strays": pa.string()}
+    for target, more in [("y", {"y": pa.int64(), "q": pa.float64()}), ("q", {"y": pa.int64(), "q": pa.float64()})]:
+        for seed in range(6):
+            settings = Settings(target, 2, "reservoir", task=None if target == "y" else "regression", seed=seed)
+            held, _ = select_rows(settings, [tmp_path / "a.csv"])
+            export_table(held, tmp_path / "o.parquet")
+            found = pyarrow.parquet.read_schema(tmp_path / "o.parquet")
+            assert {name: found.field(name).type for name in [*expected, *more]} == expected | more
+    (tmp_path / "b.csv").write_text("\n".join(["x,y", *(f"{i % 5},{'1.5' if i == 29 else i % 2}" for i in range(30))]))
+    for seed in range(4):
+        settings = Settings("y", 2, "reservoir", kinds={"y": "category"}, seed=seed)
+        held, _ = select_rows(settings, [tmp_path / "b.csv"])
+        export_table(held, tmp_path / "o.parquet")
+        assert pyarrow.parquet.read_schema(tmp_path / "o.parquet").field("y").type == pa.float64()
+
+
+def test_a_store_from_before_types_were_known_still_opens(tmp_path: Path) -> None:
+    folder = two_files(tmp_path).folder
+    path = folder / "generation-000002" / "state.json"
+    state = unseal(path.read_bytes(), "it")
+    del state["encoding"]["whole"]
+    for column in state["encoding"]["columns"]:
+        del column["whole"]
+    path.write_bytes(seal(state))
+    rebind(folder)
+    assert Store(folder).load().memory.seen == 120
+    del state["encoding"]["dated"]  # which was always there
+    path.write_bytes(seal(state))
+    rebind(folder)
+    with pytest.raises(ValueError, match="it is damaged"):
+        Store(folder).load()
 
 
 def test_blanks_around_a_class_do_not_count_and_are_written(tmp_path: Path, capsys: Any) -> None:

@@ -124,6 +124,7 @@ class Encoding:
     scale: float = 1.0
     form: str = ""  # of the target, if it is numbers or dates that are text
     dated: bool = False  # whether the target is dates that are taken as numbers
+    whole: bool | None = field(default=None, metadata={"later": True})  # whether all of a quantity were whole numbers
 
     @property
     def n_features(self) -> int:

@@ -92,6 +92,7 @@ class Examined:
                 )
             encoding.mean, encoding.scale = read.moments.mean, read.moments.deviation or 1.0
             encoding.form, encoding.dated = read.form, read.kind == "date"
+            encoding.whole = read.moments.integral
             missing = goal.count - (goal.readable if goal.is_text else goal.count - goal.missing) + read.strays
         else:
             encoding.classes = sorted((name for name in goal.distinct if name.strip()), key=_natural)

@@ -25,6 +25,7 @@ class Column:
     form: str = ""  # of numbers and dates that are text
     strays: bool = False  # whether some values are neither, and count as missing
     values: list[str] = field(default_factory=list)
+    whole: bool | None = field(default=None, metadata={"later": True})  # of numbers: whether all were whole
 
     @property
     def width(self) -> int:

@@ -14,7 +14,7 @@ from recollect.tables.memory import TableMemory, Taken
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Skipped, Source, pieces, retyped
 from recollect.tables.settings import Settings
-from recollect.tables.values import has_codes, parse_numbers
+from recollect.tables.values import has_codes, known_texts, parse_numbers
 from recollect.tables.workers import Workers
 from recollect.tables.writing import write_table
 
@@ -62,25 +62,38 @@ def typed_table(held: TableMemory) -> pa.Table:
 def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:
     """Numbers that were read as text, from CSV, as numbers: other formats have a place for them.
 
-    A column in which something is no number, such as "NA", stays the text it was, and so does one that was set aside.
+    Their type follows what all rows were read as, not those that were chosen. A column in which something is neither a
+    number nor a word for a missing one stays the text it was, and so does one that was set aside.
     """
     forms = encoding.number_forms
+    wholes = {encoding.target: encoding.whole}
+    for column in encoding.columns:
+        wholes[column.name] = column.whole
+        if column.strays:
+            forms.pop(column.name, None)
     if encoding.task == "classification":
-        forms[encoding.target] = "point"
+        classes = pa.chunked_array([pa.array(encoding.classes, pa.string())])
+        if not has_codes(classes) and not np.isnan(parse_numbers(classes, "point")).any():
+            forms[encoding.target] = "point"
+            wholes[encoding.target] = not _is_broken(classes)
 
     def typed(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if name not in forms or not pa.types.is_string(column.type):
             return column
-        numbers = parse_numbers(pc.utf8_trim_whitespace(column), forms[name])
-        if not np.array_equal(np.isnan(numbers), np.asarray(pc.is_null(column))):
+        texts = known_texts(column)
+        numbers = parse_numbers(texts, forms[name])
+        if has_codes(texts) or not np.array_equal(np.isnan(numbers), np.asarray(pc.is_null(texts))):
             return column
-        if has_codes(column):
-            return column
-        if pc.any(pc.match_substring_regex(column, "[^0-9+-]")).as_py():
+        if _is_broken(texts) or wholes[name] is False:
             return pa.chunked_array([pa.array(numbers, pa.float64(), from_pandas=True)])
         try:
-            return column.cast(pa.int64())
+            return texts.cast(pa.int64())
         except pa.ArrowInvalid:  # more digits than there is a type for
             return column
 
     return retyped(table, typed)
+
+
+def _is_broken(texts: pa.ChunkedArray) -> bool:
+    """Whether some numbers are more than their digits."""
+    return bool(pc.any(pc.match_substring_regex(texts, "[^0-9+-]")).as_py())

@@ -309,7 +309,8 @@ class Summary:
             m, missing = read.moments, self.missing > 0 or read.strays > 0
             assert m is not None
             scale = m.deviation or 1.0
-            return Column(self.name, read.kind, m.mean, scale, m.low, m.high, missing, read.form, read.strays > 0)
+            strays, whole = read.strays > 0, m.integral if read.kind == "number" else None
+            return Column(self.name, read.kind, m.mean, scale, m.low, m.high, missing, read.form, strays, whole=whole)
         if read.kind == "category":
             values = sorted(name for name, _ in self.distinct.most_common(MOST_ENCODED))
             return Column(self.name, "category", values=values)
