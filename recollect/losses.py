@@ -57,8 +57,9 @@ def get_loss(loss: str | LossFunction) -> LossFunction:
         return loss
     if not isinstance(loss, str) or loss not in LOSSES:
         names = ", ".join(map(repr, LOSSES))
-        of_torch = isinstance(loss, type) and issubclass(loss, nn.Module)
-        hint = f": pass {loss.__name__}(reduction='none')" if of_torch else ""
+        hint = ""
+        if isinstance(loss, type) and issubclass(loss, nn.Module):
+            hint = f": pass {loss.__name__}(reduction='none')"
         raise ValueError(f"loss must be one of {names} or a function of outputs and targets, got {loss!r}{hint}")
     return LOSSES[loss]
 
