@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any, Self
 
 import torch
@@ -476,25 +476,27 @@ class GradientMatching(Memory):
             raise ValueError(f"gradient matching can be merged with gradient matching, got {type(other).__name__}")
         if not other.seen:
             return copy(self)
-        mine, theirs = self._settled(), other._settled()
-        about = [{name: value for name, value in m._state.items() if name not in _ITS_OWN} for m in (mine, theirs)]
-        if not self._matches_like(other) or not _same_tensors(*about):
+        parts = [memory._settled() for memory in (self, other) if memory.seen]
+        about = [{name: value for name, value in m._state.items() if name not in _ITS_OWN} for m in parts]
+        if not self._matches_like(other) or not _same_tensors(about[0], about[-1]):
             raise ValueError(
                 "memories to be merged must have the same draws and classes, got others: give both the same make_model "
                 "and options, and one prepared embedding where it depends on the first examples"
             )
-        later = theirs.batch.to(self.device)
-        check_same_form(mine.batch, later)
-        both = mine.batch.followed_by(replace(later, ids=later.ids + self.seen))
-        tallies = [m._seen_classes() for m in (mine, theirs)]
-        seen = tallies[0].plus(tallies[1]) if tallies[0] and tallies[1] else None
-        targets = [m._state["target"].to(self.device) for m in (mine, theirs)]
+        later = parts[-1].batch.to(self.device)
+        both = replace(later, ids=later.ids + self.seen)
+        if self.seen:
+            check_same_form(parts[0].batch, later)
+            both = parts[0].batch.followed_by(both)
+        tallies = [tally for m in parts if (tally := m._seen_classes()) is not None]
+        seen = reduce(Tally.plus, tallies) if tallies else None
+        targets = [m._state["target"].to(self.device) for m in parts]
         if seen is not None:
-            targets = [seen.spread(g, tally) for g, tally in zip(targets, tallies, strict=True) if tally]
-        rows = joined(*(remembered(m._state, self.device) for m in (mine, theirs)))
-        pool = _Pool.of(both, targets[0] + targets[1], rows)
+            targets = [seen.spread(g, tally) for g, tally in zip(targets, tallies, strict=True)]
+        rows = reduce(joined, (remembered(m._state, self.device) for m in parts))
+        pool = _Pool.of(both, sum(targets[1:], targets[0]), rows)
         nothing = both.take(torch.arange(0))
-        own = torch.cat([m._own(m.batch, nothing).to(self.device) for m in (mine, theirs)])
+        own = torch.cat([m._own(m.batch, nothing).to(self.device) for m in parts])
         if self.seen + other.seen <= self.capacity:
             coreset = self._everything(pool, own, seen)
         else:

@@ -70,22 +70,24 @@ class Reservoir(Memory):
         if not other.seen:
             return copy(self)
         later = other.batch.to(self.device)
-        check_same_form(self.batch, later)
+        mine = self.batch if self.seen else later.take(torch.arange(0))
+        check_same_form(mine, later)
         by_weight = any("adjusted" in memory._state for memory in (self, other))
         smaller = other.seen > len(other) and not by_weight
         capacity = min(self.capacity, other.capacity) if smaller else self.capacity
         merged = type(self)(capacity, seed=self.seed).to(self.device)
         later = replace(later, ids=later.ids + self.seen)
-        both, nothing = self.batch.followed_by(later), later.take(torch.arange(0))
+        both, nothing = mine.followed_by(later), later.take(torch.arange(0))
         count, total = self.seen + other.seen, self.total_weight + other.total_weight
         if by_weight:
             weights = torch.cat([self._adjusted(), other._adjusted().to(self.device)])
             draws = uniform_keys(self.seed, later.ids, "merge")
             choice = _thinned(weights, capacity, draws, {"sources": sources})
         else:
-            keys = torch.cat([self._state["keys"], other._state["keys"].to(self.device)])
+            keys = other._state["keys"].to(self.device)
+            keys = torch.cat([self._state.get("keys", keys[:0]), keys])
             choice = _smallest(keys, capacity, total, {"sources": sources})
-        own = torch.cat([self._own(self.batch, nothing), other._own(other.batch, nothing).to(self.device)])
+        own = torch.cat([self._own(mine, nothing), other._own(other.batch, nothing).to(self.device)])
         merged._commit(nothing, replace(both, weights=own), choice, count, total)
         return merged
 

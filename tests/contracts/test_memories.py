@@ -618,6 +618,24 @@ def test_merged_memories_stand_for_what_both_do(make: Callable[..., rc.Memory], 
         assert merged.total_weight == pytest.approx(before - float(came[place]), rel=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [[40], [5], [40, 3]])
+def test_an_empty_memory_merges_as_nothing_in_either_order(make: Callable[..., rc.Memory], sizes: list[int]) -> None:
+    """So that memories of many places can be merged one by one, beginning with none."""
+    full, empty = make(), make() if isinstance(make(), rc.GradientMatching) else make(seed=1)
+    if type(full).merge is rc.Memory.merge:
+        return
+    weights = fill_weighted(full, sizes)
+    for merged in (full.merge(empty), empty.merge(full)):
+        assert merged.seen == full.seen
+        assert set(merged.batch.ids.tolist()) <= set(full.batch.ids.tolist())
+        assert merged.total_weight == pytest.approx(float(weights.sum()), rel=1e-6)
+        assert float(merged.batch.weights.sum()) == pytest.approx(merged.total_weight, rel=0.4)
+        merged.update(*examples(30, seed=3))
+        assert (merged.seen, len(merged)) == (full.seen + 30, CAPACITY)
+    assert not empty.seen
+    assert not empty.merge(make(seed=2) if not isinstance(empty, rc.GradientMatching) else make()).seen
+
+
 @pytest.mark.parametrize("name", FACTORIES)
 def test_weighted_examples_on_a_second_device(name: str) -> None:
     here = FACTORIES[name]()
