@@ -63,6 +63,23 @@ def quantities_of(y: Any, n: int) -> NDArray[np.float64]:
     return values  # type: ignore[no-any-return]
 
 
+def weights_of(sample_weight: Any, n: int) -> NDArray[np.float64] | None:
+    """How many each of `n` rows stands for, if that was said."""
+    if sample_weight is None:
+        return None
+    if isinstance(sample_weight, int | float):
+        return np.full(n, float(sample_weight))
+    weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+    if weights.ndim != 1:
+        raise ValueError("Sample weights must be 1D array or scalar")  # scikit-learn's words
+    if weights.shape != (n,) or not (weights >= 0).all() or not weights.any():
+        raise ValueError(
+            f"sample_weight must be a number of at least 0 for each of the {n} rows, and not always zero, "
+            f"got shape {weights.shape}, from {weights.min():g} to {weights.max():g}"
+        )
+    return weights  # type: ignore[no-any-return]
+
+
 def _check_length(y: NDArray[Any], n: int) -> None:
     if len(y) != n:
         raise ValueError(f"X and y must have the same length, got {n} and {len(y)}")

@@ -26,6 +26,7 @@ from recollect.integrations.rows import (
     quantities_of,
     seed_of,
     some,
+    weights_of,
 )
 from recollect.memories import GradientMatching, Memory
 from recollect.tables.encoding import Drift, Encoding
@@ -120,7 +121,17 @@ class _CoresetEstimator(MetaEstimatorMixin, _Chooser):  # type: ignore[misc]
         tags.input_tags.sparse = False
         return tags
 
-    def _take(self, X: Any, y: NDArray[Any], numbers: NDArray[Any], outputs: int, *, first: bool, stream: bool) -> Self:
+    def _take(
+        self,
+        X: Any,
+        y: NDArray[Any],
+        numbers: NDArray[Any],
+        outputs: int,
+        counts: NDArray[np.float64] | None,
+        *,
+        first: bool,
+        stream: bool,
+    ) -> Self:
         """Let the memory choose again, and fit anew; on any error nothing has changed."""
         if first:
             encoding, memory = self._start(X, numbers, outputs, stream=stream)
@@ -128,7 +139,7 @@ class _CoresetEstimator(MetaEstimatorMixin, _Chooser):  # type: ignore[misc]
             encoding, memory = self._encoding, copy.copy(self._memory)
         features = encoding.features(as_table(X), Drift())
         seen = memory.seen
-        memory.update(features, self._targets(numbers, encoding))
+        memory.update(features, self._targets(numbers, encoding), weights=counts)
         kept = memory.batch.ids.numpy()
         new = kept[kept >= seen] - seen
         rows, labels = self._numbers(X, encoding)[new], y[new]
@@ -223,29 +234,37 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
     def _default(self) -> Any:
         return LogisticRegression(max_iter=1000)
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Choose rows and fit the estimator on them.
 
         Args:
             X: rows of numbers, or a table.
             y: one label per row.
+            sample_weight: how many each row stands for, if not one; what is kept stands for as many.
         """
-        return self._learn(X, y, None, first=True, stream=False)
+        return self._learn(X, y, None, sample_weight, first=True, stream=False)
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+    ) -> Self:
         """Take in more rows, choose anew among those kept and these, and fit the estimator on what is kept then.
 
         Args:
             X: rows of numbers, or a table, as before.
             y: one label per row.
             classes: all labels that will ever come; needed at the first call.
+            sample_weight: how many each row stands for, if not one.
         """
         first = not hasattr(self, "estimator_")
         if first and classes is None:
             raise ValueError("classes must be passed at the first call of partial_fit, got None")
-        return self._learn(X, y, classes, first=first, stream=True)
+        return self._learn(X, y, classes, sample_weight, first=first, stream=True)
 
-    def _learn(self, X: Any, y: Any, classes: Any, *, first: bool, stream: bool) -> Self:
+    def _learn(self, X: Any, y: Any, classes: Any, sample_weight: Any, *, first: bool, stream: bool) -> Self:
         self._weight_name()
         rows = self._rows(X, reset=first)
         labels = labels_of(y, len(rows))
@@ -255,7 +274,8 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
         numbers = np.searchsorted(known, labels).clip(max=len(known) - 1)
         if (strange := known[numbers] != labels).any():
             raise ValueError(f"y must hold labels among the classes {some(known)}, got {labels[strange][0]!r}")
-        self._take(rows, labels, numbers, max(2, len(known)), first=first, stream=stream)
+        counts = weights_of(sample_weight, len(rows))
+        self._take(rows, labels, numbers, max(2, len(known)), counts, first=first, stream=stream)
         self.classes_ = known
         return self
 
@@ -325,29 +345,32 @@ class CoresetRegressor(RegressorMixin, _CoresetEstimator):  # type: ignore[misc]
     def _default(self) -> Any:
         return Ridge()
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Choose rows and fit the estimator on them.
 
         Args:
             X: rows of numbers, or a table.
             y: one number per row.
+            sample_weight: how many each row stands for, if not one; what is kept stands for as many.
         """
-        return self._learn(X, y, first=True, stream=False)
+        return self._learn(X, y, sample_weight, first=True, stream=False)
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Take in more rows, choose anew among those kept and these, and fit the estimator on what is kept then.
 
         Args:
             X: rows of numbers, or a table, as before.
             y: one number per row.
+            sample_weight: how many each row stands for, if not one.
         """
-        return self._learn(X, y, first=not hasattr(self, "estimator_"), stream=True)
+        return self._learn(X, y, sample_weight, first=not hasattr(self, "estimator_"), stream=True)
 
-    def _learn(self, X: Any, y: Any, *, first: bool, stream: bool) -> Self:
+    def _learn(self, X: Any, y: Any, sample_weight: Any, *, first: bool, stream: bool) -> Self:
         self._weight_name()
         rows = self._rows(X, reset=first)
         values = quantities_of(y, len(rows))
-        return self._take(rows, values, values, 1, first=first, stream=stream)
+        counts = weights_of(sample_weight, len(rows))
+        return self._take(rows, values, values, 1, counts, first=first, stream=stream)
 
 
 class CoresetSampler(_Chooser):
