@@ -19,12 +19,14 @@ from recollect.datasets import Dataset
 from recollect.experiments.experiment import DEFAULT_STREAMS, STREAMS
 from recollect.experiments.figures import COLORS, class_frequencies
 from recollect.experiments.tables import (
+    EPOCHS,
     NAMES,
     VERDICTS,
     Results,
     Table,
     accuracy_table,
     by_epochs,
+    counted_epochs,
     counting,
     coverage,
     departures,
@@ -32,7 +34,6 @@ from recollect.experiments.tables import (
     epochs_run,
     gains,
     shortened,
-    summarise,
 )
 from recollect.experiments.targets import COMPARISONS, DATASETS, paper_results
 
@@ -111,12 +112,16 @@ def difference_tables(results: Results, learner: str) -> list[Table]:
 
 
 def _curves(results: Results) -> dict[str, Any]:
-    """What the script draws: points by learner, data set and memory, and the paper's."""
+    """What the script draws: points by learner, data set and memory, of one number of epochs each, and the paper's."""
+    cells = by_epochs(results)
+    number = {part: epochs_run(results, *part)[0] for part in {key[:2] for key in cells}}
+    found = {key: by_number.get(number[key[:2]]) for key, by_number in sorted(cells.items())}
     points = [
         {"learner": key[0], "dataset": key[1], "memory": key[2], "size": key[3], "mean": cell.mean,
-         "deviation": cell.deviation, "seeds": cell.seeds}
-        for key, cell in sorted(summarise(results).items())
-        if key[1] in DATASETS
+         "deviation": cell.deviation, "seeds": cell.seeds,
+         "epochs": "" if cell.epochs == EPOCHS else counted_epochs(cell.epochs)}
+        for key, cell in found.items()
+        if key[1] in DATASETS and cell is not None
     ]  # fmt: skip
     shown = {(p["learner"], p["dataset"]) for p in points}
     paper = [
