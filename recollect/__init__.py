@@ -3,33 +3,32 @@
 The whole public API, grouped by what it is for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from recollect import datasets, metrics, models, streams
-from recollect.batch import Batch
-from recollect.classes import LostClassWarning
-from recollect.embedding import GradientEmbedding
-from recollect.estimating import Estimate, estimate
-from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
-from recollect.memories import (
-    GSS,
-    ClassBalanced,
-    Clustering,
-    GradientMatching,
-    Herding,
-    LocalGradientMatching,
-    Memory,
-    Reservoir,
-    SlidingWindow,
-    load_memory,
-    rehearsal_loader,
-)
-from recollect.pursuit import Coreset, pursue
-from recollect.selection import PAPER, matching_error, select
+from recollect.importing import on_demand
 
 if TYPE_CHECKING:
-    from recollect import tables
+    from recollect import datasets, metrics, models, streams, tables
+    from recollect.batch import Batch
+    from recollect.classes import LostClassWarning
+    from recollect.embedding import GradientEmbedding
+    from recollect.estimating import Estimate, estimate
+    from recollect.learners import DarkExperienceReplay, ExperienceReplay, FineTune, GDumb, Joint, Learner
+    from recollect.memories import (
+        GSS,
+        ClassBalanced,
+        Clustering,
+        GradientMatching,
+        Herding,
+        LocalGradientMatching,
+        Memory,
+        Reservoir,
+        SlidingWindow,
+        load_memory,
+        rehearsal_loader,
+    )
+    from recollect.pursuit import Coreset, pursue
+    from recollect.selection import PAPER, matching_error, select
 
 __version__ = "0.1.0"
 
@@ -73,9 +72,32 @@ __all__ = [
     "tables",
 ]
 
+__getattr__ = on_demand(
+    __name__,
+    {
+        "batch": ["Batch"],
+        "classes": ["LostClassWarning"],
+        "embedding": ["GradientEmbedding"],
+        "estimating": ["Estimate", "estimate"],
+        "learners": ["DarkExperienceReplay", "ExperienceReplay", "FineTune", "GDumb", "Joint", "Learner"],
+        "memories": [
+            "GSS",
+            "ClassBalanced",
+            "Clustering",
+            "GradientMatching",
+            "Herding",
+            "LocalGradientMatching",
+            "Memory",
+            "Reservoir",
+            "SlidingWindow",
+            "load_memory",
+            "rehearsal_loader",
+        ],
+        "pursuit": ["Coreset", "pursue"],
+        "selection": ["PAPER", "matching_error", "select"],
+    },
+)
 
-def __getattr__(name: str) -> Any:
-    """Import what brings large libraries along, once somebody asks for it."""
-    if name == "tables":
-        return import_module("recollect.tables")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import signal
 import subprocess
@@ -153,6 +154,17 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, at: int, *, committed: bool) -
         return done
 
     monkeypatch.setattr(Store, "_update_one", interrupted)
+
+
+@pytest.mark.parametrize("library", ["typer", "torch", "pyarrow"])
+def test_an_interrupt_while_libraries_are_loaded_is_one_line(tmp_path: Path, library: str) -> None:
+    (tmp_path / f"{library}.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "a.csv").write_text("x,y\n1,a\n2,b\n")
+    command = [sys.executable, "-m", "recollect", "columns", str(tmp_path / "a.csv")]
+    root = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "recollect: interrupted: nothing was changed\n")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,17 @@ def test_importing_brings_nothing_heavy_that_torch_does_not_bring() -> None:
     assert heavy_modules_of("import recollect\n") == []
 
 
+def test_commands_are_there_before_torch_is_and_all_names_after_it() -> None:
+    found = run(
+        "import sys, recollect.cli\n"
+        "print('torch' in sys.modules, 'pyarrow' in sys.modules)\n"
+        "import recollect as rc\n"
+        "missing = [n for m in (rc, rc.tables) for n in m.__all__ if not hasattr(m, n) or n not in dir(m)]\n"
+        "print(missing, hasattr(rc, 'nothing'), rc.embedding.__name__, rc.select is rc.selection.select)"
+    )
+    assert found == "False False\n[] False recollect.embedding True\n"
+
+
 def test_choosing_and_remembering_needs_nothing_heavy() -> None:
     found = heavy_modules_of(
         "import recollect as rc\n"

@@ -7,18 +7,23 @@
 The commands `recollect select`, `columns`, `init`, `set`, `update`, `export` and `inspect` do the same.
 """
 
-from recollect.tables.account import Account
-from recollect.tables.documents import Recovery, Update
-from recollect.tables.encoding import Encoding
-from recollect.tables.examining import fit_encoding
-from recollect.tables.frames import columns, select
-from recollect.tables.memory import TableMemory
-from recollect.tables.networks import load_network
-from recollect.tables.reading import Reading, find_files, pieces
-from recollect.tables.selecting import export_table, select_rows
-from recollect.tables.settings import TABLE_MEMORIES, Settings, parse_bytes
-from recollect.tables.store import Store
-from recollect.tables.writing import WRITTEN, write_table
+from typing import TYPE_CHECKING
+
+from recollect.importing import on_demand
+
+if TYPE_CHECKING:
+    from recollect.tables.account import Account
+    from recollect.tables.documents import Recovery, Update
+    from recollect.tables.encoding import Encoding
+    from recollect.tables.examining import fit_encoding
+    from recollect.tables.frames import columns, select
+    from recollect.tables.memory import TableMemory
+    from recollect.tables.networks import load_network
+    from recollect.tables.reading import Reading, find_files, pieces
+    from recollect.tables.selecting import export_table, select_rows
+    from recollect.tables.settings import TABLE_MEMORIES, Settings, parse_bytes
+    from recollect.tables.store import Store
+    from recollect.tables.writing import WRITTEN, write_table
 
 __all__ = [
     "TABLE_MEMORIES",
@@ -42,3 +47,25 @@ __all__ = [
     "select_rows",
     "write_table",
 ]
+
+__getattr__ = on_demand(
+    __name__,
+    {
+        "account": ["Account"],
+        "documents": ["Recovery", "Update"],
+        "encoding": ["Encoding"],
+        "examining": ["fit_encoding"],
+        "frames": ["columns", "select"],
+        "memory": ["TableMemory"],
+        "networks": ["load_network"],
+        "reading": ["Reading", "find_files", "pieces"],
+        "selecting": ["export_table", "select_rows"],
+        "settings": ["TABLE_MEMORIES", "Settings", "parse_bytes"],
+        "store": ["Store"],
+        "writing": ["WRITTEN", "write_table"],
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__
