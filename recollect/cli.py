@@ -1,5 +1,6 @@
 """The commands, thin."""
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -194,7 +195,10 @@ def main(arguments: list[str] | None = None) -> None:
     except UsageError as error:
         wrong = error.format_message()  # type: ignore[attr-defined]
     except (ValueError, OSError, ModuleNotFoundError) as error:  # a module that is not installed says what to install
-        wrong = str(error)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        wrong = (
+            f"there must be room on the disk, got no more: free some and try again; {stopped}" if full else str(error)
+        )
     except MemoryError:
         wrong = _NO_MEMORY
     except RuntimeError as error:

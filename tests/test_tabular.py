@@ -468,6 +468,30 @@ def test_a_reader_that_updates_leave_behind_reads_the_new_generation(
     assert Store(tmp_path / "s").load().memory.seen == 240
 
 
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting a small disk needs root on Linux")
+def test_a_full_disk_ends_an_update_in_one_sentence_and_leaves_the_store_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        rows = "".join(f"{i},{'yes' if i % 3 else 'no'}\n" for i in range(3000))
+        (tmp_path / "some.csv").write_text("x,label\n" + rows)
+        store = ["init", str(disk / "store"), "--target", "label", "--size", "2000", "--memory", "reservoir"]
+        for arguments, code in ((store, 0), (["update", str(disk / "store"), str(tmp_path / "some.csv")], 2)):
+            with pytest.raises(SystemExit) as caught:
+                main(arguments)
+            assert caught.value.code == code
+        no_room = "there must be room on the disk, got no more: free some and try again; nothing was changed"
+        assert capsys.readouterr().err == f"recollect: {no_room}\n"
+        assert run("inspect", disk / "store") == 0
+        assert "0 rows" in capsys.readouterr().out
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
 def test_a_killed_init_can_be_repeated(tmp_path: Path) -> None:
     make_store(tmp_path / "s")
     (tmp_path / "s" / "store.json").unlink()
