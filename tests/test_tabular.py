@@ -524,14 +524,15 @@ def test_an_empty_store_can_be_inspected_and_says_what_to_do(tmp_path: Path, cap
 
 def test_files_larger_than_the_limit_are_taken_in_blocks_that_do_not_depend_on_the_format(tmp_path: Path) -> None:
     settings = Settings("bought", 20, memory="recollect", memory_limit=parse_bytes("720MB"))
-    table = make_table(2 * settings.block_rows + 100)
+    block = settings.block_rows("classification", 2)
+    table = make_table(2 * block + 100)
     chosen = []
     for suffix in (".parquet", ".csv"):
         held, taken = select_rows(settings, [save(table, tmp_path / f"rows{suffix}")])
         chosen.append(held.memory.batch.ids)
         assert held.memory.seen == taken.rows == len(table)
     assert torch.equal(chosen[0], chosen[1])
-    assert len({int(i) // settings.block_rows for i in chosen[0]}) > 1
+    assert len({int(i) // block for i in chosen[0]}) > 1
 
 
 def test_limits_are_read_as_people_write_them() -> None:
@@ -539,8 +540,23 @@ def test_limits_are_read_as_people_write_them() -> None:
     for bad in ("", "much", "1XB", "-1GB"):
         with pytest.raises(ValueError, match="memory limit"):
             parse_bytes(bad)
-    with pytest.raises(ValueError, match="needs a memory limit of at least"):
-        Settings("y", 1000, memory="recollect", memory_limit=10**9)
+    with pytest.raises(ValueError, match=r"^keeping 5000 rows by gradient matching needs a memory limit of at least"):
+        Settings("y", 5000, memory="recollect", memory_limit=10**9)
+
+
+def test_a_quantity_that_needs_more_than_the_limit_is_refused_when_it_is_known_to_be_one(tmp_path: Path) -> None:
+    """Gradients of classes are two short factors, those of quantities many numbers."""
+    table = make_table()
+    store = make_store(tmp_path / "s", size=1000, memory="recollect", memory_limit=10**9)
+    store.update([save(table, tmp_path / "classes.parquet")])
+    quantity = table.set_column(5, "bought", pa.array([i + 0.5 for i in range(len(table))]))
+    other = make_store(tmp_path / "t", size=1000, memory="recollect", memory_limit=10**9)
+    with pytest.raises(
+        ValueError, match=r"^keeping 1000 rows by gradient matching needs a memory limit of at least 1.5GB"
+    ):
+        other.update([save(quantity, tmp_path / "quantity.parquet")])
+    with pytest.raises(ValueError, match="needs a memory limit of at least 1.5GB"):
+        Settings("y", 1000, memory="recollect", task="regression", memory_limit=10**9)
 
 
 # Whatever people feed it

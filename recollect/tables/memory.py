@@ -87,6 +87,7 @@ class TableMemory:
                 )
         else:
             self.outputs = 1
+        self.block_size  # noqa: B018  # says so if the limit is too low for what the first file has
         self.progress = progress
         self.rows = schema.empty_table()
         self.memory = self._make_memory(make_network)
@@ -171,7 +172,7 @@ class TableMemory:
     @property
     def block_size(self) -> tuple[int, int]:
         """How many rows are taken in at a time, and how many bytes of them at most."""
-        most = self.settings.block_rows * ROW_BYTES
+        most = self.settings.block_rows(self.encoding.task, self.outputs) * ROW_BYTES
         return max(1, most // max(ROW_BYTES, 4 * self.encoding.n_features)), most
 
     def take_blocks(

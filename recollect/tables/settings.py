@@ -19,7 +19,7 @@ TABLE_MEMORIES: dict[str, type[Memory]] = {
     "class-balanced": ClassBalanced,
     "sliding-window": SlidingWindow,
 }
-_EMBEDDING = 10_000  # numbers per row with the library's settings: S = 10 times d = 1000
+_INITS, _DIM, _HIDDEN = 10, 1000, 128  # the library's settings, and the last layer's inputs in the paper's network
 _BASE_BYTES = 700_000_000  # the interpreter with its libraries, and what is being read
 ROW_BYTES = 4096
 """For a row itself, with its features; wider rows are taken in fewer at a time."""
@@ -88,17 +88,24 @@ class Settings:
             )
         if self.weight_name == "":
             raise ValueError("the column of weights must have a name, got an empty one")
-        self.block_rows  # noqa: B018  # says so if the limit is too low
+        self.block_rows(self.task, self.classes or 2)  # says so if the limit is too low, whatever the first file has
 
-    @property
-    def block_rows(self) -> int:
+    def block_rows(self, task: Task | None, outputs: int) -> int:
         """How many rows are taken in at a time.
 
-        All of them are summed up, which needs no place for each, but those that may be chosen are embedded.
+        All of them are summed up, which needs no place for each, but those that may be chosen are embedded: of classes
+        as the two factors of a last layer, otherwise as so many numbers.
+
+        Args:
+            task: as the target's values are; if nobody knows yet, the one that needs less.
+            outputs: of the network.
         """
         matches = self.memory == "recollect"
-        chosen = matches * (self.size * _EMBEDDING * 28 + 40 * self.size**2)  # what choosing keeps of the chosen
-        candidates = matches * SHORTLIST * self.size * _EMBEDDING * 4.5
+        factors = _HIDDEN + 1 + outputs
+        plain = task == "regression" or self.model is not None or factors > _DIM
+        numbers = _INITS * (_DIM if plain else factors)
+        chosen = matches * (self.size * numbers * 28 + 40 * self.size**2)  # what choosing keeps of the chosen
+        candidates = matches * SHORTLIST * self.size * numbers * 4.5
         rows = int((self.memory_limit - _BASE_BYTES - chosen - candidates) / ROW_BYTES)
         if rows < _LEAST_ROWS:
             least = (_BASE_BYTES + chosen + candidates + _LEAST_ROWS * ROW_BYTES) / 1e9
