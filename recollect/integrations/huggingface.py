@@ -84,7 +84,7 @@ def select(
         >>> from transformers import BertConfig, BertForSequenceClassification
         >>> config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         ...                     intermediate_size=8)
-        >>> rows = {"input_ids": [[i % 9, i % 7] for i in range(30)], "labels": [i % 2 for i in range(30)]}
+        >>> rows = {"input_ids": [[i % 9, i % 7] for i in range(30)], "labels": [0, 1] * 15}
         >>> kept = select(lambda: BertForSequenceClassification(config), Dataset.from_dict(rows), size=5,
         ...               columns=["input_ids"], inits=2)
         >>> kept.column_names, len(kept)

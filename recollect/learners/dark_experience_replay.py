@@ -21,10 +21,12 @@ class DarkExperienceReplay(Learner):
 
     Each step takes `batch_size` new examples and twice as many remembered ones:
 
-        loss = mean new loss + alpha * mean squared distance to former outputs + beta * mean loss on labels,
+        loss = mean new loss
+             + alpha * mean squared distance to former outputs
+             + beta * mean loss on labels,
 
-    both means over remembered examples with their memory weights. An example's outputs are noted when it enters the
-    memory, at the end of training on its batch. They belong to the learner, by id, so any memory will do.
+    the last two means over remembered examples with their memory weights. An example's outputs are noted when it
+    enters the memory, at the end of training on its batch. They belong to the learner, by id, so any memory will do.
 
     Args:
         make_model: returns a freshly initialised model at each call.

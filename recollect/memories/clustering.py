@@ -50,7 +50,8 @@ class Clustering(Memory):
 
     Example:
         >>> memory = Clustering(3)
-        >>> memory.update(torch.tensor([[0.0], [1.0], [2.0], [9.0], [5.0]]), torch.tensor([0, 0, 0, 0, 1]))
+        >>> inputs = torch.tensor([[0.0], [1.0], [2.0], [9.0], [5.0]])
+        >>> memory.update(inputs, torch.tensor([0, 0, 0, 0, 1]))
         >>> memory.batch.ids, memory.batch.weights
         (tensor([1, 3, 4]), tensor([3., 1., 1.]))
     """

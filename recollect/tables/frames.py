@@ -130,7 +130,8 @@ def columns(
         reading: as for `select`.
 
     Example:
-        >>> account = columns(pa.table({"price": ["1.234,50 €", "7,25 €"] * 9, "sold": ["yes", "no"] * 9}), "sold")
+        >>> table = pa.table({"price": ["1.234,50 €", "7,25 €"] * 9, "sold": ["yes", "no"] * 9})
+        >>> account = columns(table, "sold")
         >>> account["price"].kind, account["price"].note
         ('number', 'decimal comma, money')
     """

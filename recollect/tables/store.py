@@ -76,7 +76,7 @@ class Store:
     Example:
         >>> import tempfile, pyarrow as pa, pyarrow.parquet
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     table = pa.table({"x": [float(i % 7) for i in range(60)], "y": [i % 2 for i in range(60)]})
+        ...     table = pa.table({"x": [i % 7 / 2 for i in range(60)], "y": [0, 1] * 30})
         ...     pyarrow.parquet.write_table(table, f"{folder}/monday.parquet")
         ...     store = Store.create(f"{folder}/store", Settings(target="y", size=10))
         ...     [done] = store.update([f"{folder}/monday.parquet"])
