@@ -190,6 +190,8 @@ def mix(new: Dataset, kept: Dataset, *, weight: str = WEIGHT) -> Dataset:
 
 def loss_of(model: nn.Module) -> LossFunction:
     """One loss per row, as models of this kind are trained by: the sum over its labelled places."""
+    if getattr(getattr(_inner(model), "config", None), "problem_type", None) == "regression":
+        return squared_error
     return next_token_loss if _shifts(model) else place_loss
 
 
@@ -213,9 +215,14 @@ def place_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return squared_error(logits, labels)
 
 
+def _inner(model: nn.Module) -> Any:
+    """The model itself, without what peft puts around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
 def _shifts(model: nn.Module) -> bool:
     """Whether the loss asks each place for the next, as in language models that read from left to right."""
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    inner = _inner(model)
     # Older models, such as GPT-2, have no loss_type.
     causal = getattr(inner, "loss_type", None) == "ForCausalLM" or type(inner).__name__ in CAUSAL.values()
     return causal and not getattr(getattr(inner, "config", None), "is_encoder_decoder", False)

@@ -1,5 +1,6 @@
 """Hugging Face: the weights come out of the choice as a column, and arrive in the loss of a real `Trainer`."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 import recollect as rc
-from recollect.integrations.huggingface import WeightedTrainer, mix, next_token_loss, select, tensors, weighted
+from recollect.integrations.huggingface import WeightedTrainer, loss_of, mix, next_token_loss, select, tensors, weighted
 from recollect.randomness import seeded
 
 BERT = BertConfig(
@@ -170,6 +171,18 @@ def test_the_loss_of_a_classifier_equals_the_one_by_hand(tmp_path: Path) -> None
     with seeded(0):
         trainer = WeightedTrainer(model, arguments(tmp_path), train_dataset=data)
     torch.testing.assert_close(step_of(trainer, model), gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_several_quantities_are_asked_for_by_squared_error_where_the_model_says_so() -> None:
+    """Of several labels that are no whole numbers transformers thinks as of yes-or-no questions, unless told."""
+    logits, labels = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 0.5]])
+    with seeded(1):
+        model = bert()
+    questions = F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")
+    assert loss_of(model)(logits, labels).item() == pytest.approx(questions.item())
+    model.config = copy.deepcopy(model.config)
+    model.config.problem_type = "regression"
+    assert loss_of(model)(logits, labels).tolist() == [3.25]
 
 
 @pytest.mark.parametrize("make", [gpt, bert])
