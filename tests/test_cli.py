@@ -87,7 +87,7 @@ def small_store(folder: Path, count: int = 3) -> list[Path]:
         (pa.ArrowMemoryError("malloc of size 99 failed"), "--memory-limit"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "--memory-limit"),
         (ValueError("a name\nwith \x1b[31m colours \x07 and \u202e more"), r"a name\nwith \x1b[31m colours"),
-        (OSError(28, "No space left on device", "a\x1bb"), "No space left on device"),
+        (OSError(28, "No space left on device", "a\x1bb"), "there must be room on the disk"),
     ],
 )
 def test_every_failure_is_one_line_that_cannot_act_on_the_terminal(
