@@ -21,12 +21,12 @@ from recollect.experiments.tables import (
     Results,
     by_epochs,
     cell,
-    counted_epochs,
     counting,
     epochs_run,
     gains,
     shortened,
     varying,
+    with_epochs,
 )
 from recollect.experiments.targets import COMPARED, DATASETS, SENSITIVITY, SIZES, paper_results
 from recollect.streams import sorted_by_feature
@@ -76,7 +76,7 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
                 theirs = [(s, paper[k].accuracy) for s in found if (k := (learner, dataset, memory, s)) in paper]
                 axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
             _log_sizes(axes)
-            axes.set_title(_with_epochs(NAMES[dataset], epochs))
+            axes.set_title(with_epochs(NAMES[dataset], epochs))
         _common_legend(figure, panels)
         figure.supylabel("final test accuracy [%]")
     return figure
@@ -158,7 +158,7 @@ def per_task(results: Results, learner: str = "gdumb", size: int = 500) -> Figur
                 if found:
                     by_task = zip(*found, strict=True)
                     _curve(axes, {t: cell(values) for t, values in enumerate(by_task, 1)}, color, NAMES[memory])
-            axes.set_title(_with_epochs(NAMES[dataset], epochs))
+            axes.set_title(with_epochs(NAMES[dataset], epochs))
             axes.set_xlabel("batches seen")
             axes.grid(axis="y", alpha=0.25)
         _common_legend(figure, panels)
@@ -196,10 +196,6 @@ def _panels(names: list[str]) -> tuple[Figure, dict[str, Axes]]:
     for axes in grid[len(names) :]:
         axes.set_visible(False)
     return figure, dict(zip(names, grid, strict=False))
-
-
-def _with_epochs(name: str, epochs: int) -> str:
-    return name if epochs == EPOCHS else f"{name}, {counted_epochs(epochs)}"
 
 
 def _title(place: Place) -> str:

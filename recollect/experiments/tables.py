@@ -45,6 +45,11 @@ def counted_epochs(number: int) -> str:
     return f"{number} epoch{'s' * (number != 1)}"
 
 
+def with_epochs(name: str, number: int) -> str:
+    """A name, with the number of epochs behind it where that is not the paper's."""
+    return name if number == EPOCHS else f"{name}, {counted_epochs(number)}"
+
+
 class Cell(NamedTuple):
     """Accuracy over seeds, in percent, and with how many epochs it was reached."""
 
@@ -203,7 +208,7 @@ def accuracy_table(results: Results, learner: str, dataset: str, epochs: int | N
         told = [f"{cell or ''} {_bracketed(paper.get(key))}".strip() for cell, key in zip(found, keys, strict=True)]
         if any(found) or (epochs is None and any(told)):
             rows.append((NAMES[memory], *told))
-    title = f"{NAMES[learner]}, {NAMES[dataset]}" + ("" if number == EPOCHS else f", {counted_epochs(number)}")
+    title = with_epochs(f"{NAMES[learner]}, {NAMES[dataset]}", number)
     return Table(title, ("", *(str(size) for size in SIZES)), tuple(rows))
 
 
