@@ -52,9 +52,10 @@ def check_size(size: object, n: int | None, what: str) -> int:
         if n is None:
             raise ValueError(f"size must be a whole number where nobody knows how many {what} will come, got {size!r}")
         return max(1, round(float(size) * n))
-    if number is None or number < 1 or (n is not None and number > n):
-        if n is None or not isinstance(size, Real) or size != size:
-            raise ValueError(f"size must be a whole number of at least 1, got {size!r}")
+    if number is None or number < 1:
+        fraction = "" if n is None else ", or a fraction of all up to 1"
+        raise ValueError(f"size must be a whole number of at least 1{fraction}, got {size!r}")
+    if n is not None and number > n:
         raise ValueError(f"size must be between 1 and the {n} {what}, got {size!r}: pass a smaller size or more data")
     return number
 

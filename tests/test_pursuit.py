@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -314,11 +316,13 @@ def test_nonnegative_weights_solve_their_own_normal_equations(
     free = rc.pursue(G, size, nonnegative=False, **options)  # type: ignore[arg-type]
     assert (dropped.weights >= 0).all()
     assert torch.equal(clipped.weights, free.weights.clamp(min=0))
-    residual = g - dropped.weights @ G[dropped.indices]
     if len(dropped):
         truth = fit_from_scratch(G[dropped.indices].numpy(), g.numpy(), regularization, center)
         assert np.abs(dropped.weights.numpy() - truth).max() <= 1e-8 * max(1.0, np.abs(truth).max())
-    assert len(dropped) == size or len(dropped) <= len(G) - (G @ residual > 1e-9 * G.norm() * g.norm()).sum()
+    assert len(dropped) <= size
+    alone, together = (rc.pursue(G, size, nonnegative=n, exact=True, **options) for n in (False, True))  # type: ignore[arg-type]
+    if len(alone) and (alone.weights > 1e-5 * alone.weights.mean()).all():
+        assert torch.equal(alone.indices, together.indices)  # where no weight is negative, nothing is dropped
 
 
 def test_tolerance_stops_at_the_first_size_that_is_good_enough() -> None:
@@ -536,6 +540,32 @@ def test_an_outlier_that_the_target_does_not_hold_does_not_spoil_the_fit() -> No
     assert coreset.error < 0.05
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "x"}, "rule must be 'least-squares' or 'inner-product', got 'x'"),
+        ({"regularization": -1}, "regularization must be a number of at least 0, got -1"),
+        ({"relative": "no"}, "relative must be True or False, got 'no'"),
+        ({"center": "mean"}, "center must be 'uniform' or 'zero', got 'mean'"),
+        ({"tolerance": "small"}, "tolerance must be a number of at least 0, got 'small'"),
+        ({"nonnegative": 2}, "nonnegative must be True, False or 'clip', got 2"),
+        ({"hold_count": 1}, "hold_count must be True or False, got 1"),
+        ({"exact": "yes"}, "exact must be True or False, got 'yes'"),
+    ],
+)
+def test_a_memory_refuses_settings_of_the_pursuit_before_it_has_taken_anything_in(
+    options: dict[str, Any], message: str
+) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: rc.pursue(torch.eye(3), 2, **options),
+        lambda: rc.GradientMatching(lambda: rc.models.mlp(2, 2), 5, **options),
+        lambda: rc.LocalGradientMatching(5, **options),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_weights_that_cannot_be_finite_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("recollect.pursuit.fit.RidgeFit.solve", lambda *_: random_rows(1, 3)[0] * torch.nan)
     with pytest.raises(ValueError, match="weights must be finite, got NaN or infinity"):
@@ -609,8 +639,12 @@ def test_exotic_embeddings_get_one_sentence(embeddings: object) -> None:
     ("arguments", "options", "message"),
     [
         ((torch.ones(3, 2), 4), {}, "size must be between 1 and the 3 candidates, got 4: pass a smaller size"),
-        ((torch.ones(3, 2), 0), {}, "size must be between 1 and the 3 candidates, got 0"),
-        ((torch.ones(3, 2), 1.5), {}, "size must be between 1 and the 3 candidates, got 1.5"),
+        ((torch.ones(3, 2), 0), {}, "size must be a whole number of at least 1, or a fraction of all up to 1, got 0"),
+        (
+            (torch.ones(3, 2), 1.5),
+            {},
+            "size must be a whole number of at least 1, or a fraction of all up to 1, got 1.5",
+        ),
         ((torch.ones(3, 2), None), {}, "size or tolerance must be given"),
         ((torch.ones(3), 1), {}, "embeddings must be a matrix"),
         ((torch.zeros(3, 2), 1), {}, "embeddings must not all be zero"),

@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "another shape": (lambda: [(X, Y), (X[:, :2], Y)], {}, "inputs must keep the shape (4,) of earlier examples"),
     "fewer than asked": (lambda: parts(10), {"size": N + 1}, f"size must be between 1 and the {N} examples"),
     "a fraction of who knows": (lambda: parts(10), {"size": 0.1}, "must be a whole number where nobody knows how many"),
-    "no size": (lambda: (X, Y), {"size": None}, "size must be a whole number of at least 1, got None"),
+    "no size": (lambda: (X, Y), {"size": None}, "size must be a whole number of at least 1, or a fraction"),
     "no size of a stream": (lambda: parts(9), {"size": None}, "size must be a whole number of at least 1, got None"),
 }
 

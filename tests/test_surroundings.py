@@ -318,7 +318,9 @@ def test_the_first_clustering_of_a_process_leaves_pythons_random_numbers_alone()
 
 @pytest.mark.parametrize("size", [None, "10", float("nan")])
 def test_a_size_that_is_no_number_is_told_so(size: Any) -> None:
-    with pytest.raises(ValueError, match="size must be a whole number of at least 1, got"):
+    with pytest.raises(
+        ValueError, match="size must be a whole number of at least 1, or a fraction of all up to 1, got"
+    ):
         rc.select(make_model, *examples(), size)
 
 

@@ -52,7 +52,8 @@ Differs from the paper:
 """
 
 from recollect.pursuit.algorithm import Coreset, pursue
+from recollect.pursuit.arguments import check_options
 from recollect.pursuit.problem import Center, Nonnegative, Rule
 from recollect.pursuit.proposals import look, picks_per_scan, pool_size
 
-__all__ = ["Center", "Coreset", "Nonnegative", "Rule", "look", "picks_per_scan", "pool_size", "pursue"]
+__all__ = ["Center", "Coreset", "Nonnegative", "Rule", "check_options", "look", "picks_per_scan", "pool_size", "pursue"]

@@ -103,9 +103,20 @@ def pursue(
     dictionary = as_dictionary(embeddings)
     n = len(dictionary)
     limit = n if size is None else check_size(size, n, "candidates")
-    regularization = check_number("regularization", regularization)
+    check_options(
+        rule=rule,
+        regularization=regularization,
+        relative=relative,
+        center=center,
+        tolerance=tolerance,
+        nonnegative=nonnegative,
+        hold_count=hold_count,
+        exact=exact,
+    )
+    if size is None and tolerance is None:
+        raise ValueError("size or tolerance must be given, got neither")
+    regularization = float(regularization)
     count = check_number("count", count) if count is not None and hold_count else None
-    check_options(size, rule, center, tolerance, nonnegative)
     norms = checked_norms(dictionary)
     total = dictionary.sum() if target is None else as_target(target, dictionary)
 

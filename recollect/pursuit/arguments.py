@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recollect.arrays import as_tensor
-from recollect.checks import check_number
+from recollect.checks import check_flag, check_number
 from recollect.dictionary import Dictionary, InMemory, Mapped
 from recollect.pursuit.problem import Rule
 
@@ -56,9 +56,21 @@ def as_target(target: Tensor, dictionary: Dictionary) -> Tensor:
     return g
 
 
-def check_options(size: object, rule: object, center: object, tolerance: object, nonnegative: object) -> None:
-    if size is None and tolerance is None:
-        raise ValueError("size or tolerance must be given, got neither")
+def check_options(
+    *,
+    rule: object,
+    regularization: object,
+    relative: object,
+    center: object,
+    tolerance: object,
+    nonnegative: object,
+    hold_count: object,
+    exact: object,
+) -> None:
+    """Refuse settings of the pursuit that cannot be, whatever the candidates are."""
+    check_number("regularization", regularization)
+    for name, value in {"relative": relative, "hold_count": hold_count, "exact": exact}.items():
+        check_flag(name, value)
     if not isinstance(rule, str) or rule not in get_args(Rule):
         raise ValueError(f"rule must be 'least-squares' or 'inner-product', got {rule!r}")
     if not isinstance(center, str) or center not in ("uniform", "zero"):

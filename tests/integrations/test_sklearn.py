@@ -230,7 +230,12 @@ def test_any_estimator_with_weights_will_do() -> None:
 
 @pytest.mark.parametrize(
     ("size", "message"),
-    [(0, "at least 1"), (2, "at least the number of classes, 3"), (1.5, "between 1 and the 150 rows"), ("9", "whole")],
+    [
+        (0, "at least 1"),
+        (2, "at least the number of classes, 3"),
+        (1.5, "a whole number of at least 1, or a fraction of all up to 1, got 1.5"),
+        ("9", "whole"),
+    ],
 )
 def test_sizes_that_cannot_be_are_refused(size: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
