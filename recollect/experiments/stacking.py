@@ -85,8 +85,8 @@ def _tensors(task: Task) -> list[Tensor]:
 
 
 def _fits(task: Task, training: Training) -> bool:
-    """Whether this task can be one of a stack: a small network with a class number for each example, and Adam."""
-    plain = training.optimizer is None and get_loss(training.loss) is cross_entropy
+    """Whether this task can be one of a stack: a small network, a class number for each example, Adam at one rate."""
+    plain = training.optimizer is None is training.scheduler and get_loss(training.loss) is cross_entropy
     labels = task.batch.targets
     numbered = labels.ndim == 1 and not labels.is_floating_point() and int(labels.min()) >= 0
     return plain and numbered and is_stackable(task.model)

@@ -6,7 +6,7 @@ from recollect.learners.fine_tune import FineTune
 from recollect.learners.gdumb import GDumb
 from recollect.learners.joint import Joint
 from recollect.learners.learner import Learner
-from recollect.learners.training import MakeOptimizer, Task, Training, predict, train
+from recollect.learners.training import MakeOptimizer, MakeScheduler, Task, Training, predict, train
 
 __all__ = [
     "DarkExperienceReplay",
@@ -16,6 +16,7 @@ __all__ = [
     "Joint",
     "Learner",
     "MakeOptimizer",
+    "MakeScheduler",
     "Task",
     "Training",
     "predict",

@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from recollect.batch import Batch, forward
 from recollect.checks import check_number
 from recollect.learners.learner import Learner, check_batch
-from recollect.learners.training import Task, fit, paired, predict, weighted_mean
+from recollect.learners.training import Task, fit, paired, predict, steps_of, weighted_mean
 from recollect.memories import Memory
 from recollect.randomness import generator
 
@@ -37,6 +38,8 @@ class DarkExperienceReplay(Learner):
         batch_size: new examples per step.
         loss: a name or a function of outputs and targets that returns one loss per example.
         optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        scheduler: a function of the optimizer and of how many steps a training has at most, that returns a torch
+            scheduler for it, which is told of each step; each training begins with a new one.
         progress: show a progress bar in a terminal while training.
         seed: the same seed, stream and memory give the same model.
         alpha: how much former outputs count; zero is experience replay.
@@ -102,4 +105,6 @@ class DarkExperienceReplay(Learner):
             losses = self.training.losses(forward(model, again.inputs), again.targets)
             return total + self.beta * weighted_mean(losses, again.weights)
 
-        return fit(model, self.training, lambda: paired(model, arrived, dark, self.training, source), loss, source)
+        steps = steps_of(model, len(arrived), self.training)
+        pairs = partial(paired, model, arrived, dark, self.training, source)
+        return fit(model, self.training, pairs, loss, source, steps=steps)

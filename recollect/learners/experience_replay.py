@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
 from recollect.learners.learner import Learner, check_batch
-from recollect.learners.training import Task, fit, paired, weighted_mean
+from recollect.learners.training import Task, fit, paired, steps_of, weighted_mean
 from recollect.memories import Memory
 from recollect.randomness import generator
 
@@ -37,6 +38,8 @@ class ExperienceReplay(Learner):
         batch_size: examples per step.
         loss: a name or a function of outputs and targets that returns one loss per example.
         optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        scheduler: a function of the optimizer and of how many steps a training has at most, that returns a torch
+            scheduler for it, which is told of each step; each training begins with a new one.
         progress: show a progress bar in a terminal while training.
         seed: the same seed, stream and memory give the same model.
         mix: how new and remembered examples are mixed.
@@ -81,4 +84,6 @@ class ExperienceReplay(Learner):
         def loss(parts: tuple[Batch, Batch]) -> Tensor:
             return share * mean_loss(parts[0]) + (1 - share) * mean_loss(parts[1])
 
-        return fit(model, self.training, lambda: paired(model, arrived, held, self.training, source), loss, source)
+        steps = steps_of(model, len(arrived), self.training)
+        pairs = partial(paired, model, arrived, held, self.training, source)
+        return fit(model, self.training, pairs, loss, source, steps=steps)

@@ -23,6 +23,8 @@ class FineTune(Learner):
         batch_size: examples per step.
         loss: a name or a function of outputs and targets that returns one loss per example.
         optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
+        scheduler: a function of the optimizer and of how many steps a training has at most, that returns a torch
+            scheduler for it, which is told of each step; each training begins with a new one.
         progress: show a progress bar in a terminal while training.
         seed: the same seed and stream give the same model.
     """

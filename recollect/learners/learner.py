@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from recollect.batch import Batch, check_same_form, forward
 from recollect.checks import check_seed
 from recollect.embedding import MakeModel, draw_model
-from recollect.learners.training import MakeOptimizer, Task, Training, predict, train
+from recollect.learners.training import MakeOptimizer, MakeScheduler, Task, Training, predict, train
 from recollect.losses import LossFunction, check_labels
 from recollect.memories import Memory
 from recollect.randomness import derive_seed
@@ -31,6 +31,7 @@ class Learner(ABC):
     batch_size: int = 100
     loss: str | LossFunction = "cross_entropy"
     optimizer: MakeOptimizer | None = None
+    scheduler: MakeScheduler | None = None
     progress: bool = False
     seed: int = 0
 
@@ -38,7 +39,14 @@ class Learner(ABC):
         self._model: nn.Module
         self._untrained: nn.Module | None = None
         self.training = Training(
-            self.epochs, self.lr, self.weight_decay, self.batch_size, self.loss, self.optimizer, self.progress
+            self.epochs,
+            self.lr,
+            self.weight_decay,
+            self.batch_size,
+            self.loss,
+            self.optimizer,
+            self.scheduler,
+            self.progress,
         )
         self.seed = check_seed(self.seed)
         if isinstance(self.make_model, nn.Module) or not callable(self.make_model):

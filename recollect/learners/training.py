@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from recollect.batch import Batch, as_inputs, forward, map_inputs, named_tensors
 from recollect.checks import check_count, check_number
@@ -19,6 +20,9 @@ from recollect.randomness import seeded
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """A function of the trainable parameters that returns what moves them."""
+
+MakeScheduler: TypeAlias = Callable[[torch.optim.Optimizer, int], LRScheduler]
+"""A function of the optimizer and of the number of steps to come that returns what sets the rate of each."""
 
 Item = TypeVar("Item")
 
@@ -33,6 +37,7 @@ class Training:
     batch_size: int = 100
     loss: str | LossFunction = "cross_entropy"
     optimizer: MakeOptimizer | None = None
+    scheduler: MakeScheduler | None = None
     progress: bool = False
 
     def __post_init__(self) -> None:
@@ -42,8 +47,13 @@ class Training:
         object.__setattr__(self, "lr", check_number("lr", self.lr))
         if not self.lr:
             raise ValueError("lr must be more than 0, got 0.0")
+        if isinstance(self.optimizer, torch.optim.Optimizer):  # of another model's parameters
+            got = type(self.optimizer).__name__
+            raise ValueError(f"optimizer must be a function of parameters, got {got}: pass what makes one of them")
         if not (self.optimizer is None or callable(self.optimizer)):
             raise ValueError(f"optimizer must be a function of parameters, got {self.optimizer!r}")
+        if not (self.scheduler is None or callable(self.scheduler)):
+            raise ValueError(f"scheduler must be a function of an optimizer and steps, got {self.scheduler!r}")
         if not isinstance(self.progress, bool):
             raise ValueError(f"progress must be True or False, got {self.progress!r}")
         get_loss(self.loss)
@@ -60,6 +70,18 @@ class Training:
         made = self.optimizer(parameters)
         if not isinstance(made, torch.optim.Optimizer):
             raise ValueError(f"optimizer must return a torch.optim.Optimizer, got {type(made).__name__}")
+        return made
+
+    def make_scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler | None:
+        """The user's own, if there is one, for so many steps."""
+        if self.scheduler is None:
+            return None
+        made = self.scheduler(optimizer, steps)
+        if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+            raise ValueError(
+                "scheduler must return one of torch.optim.lr_scheduler that is not told how well it goes, got "
+                f"{type(made).__name__}"
+            )
         return made
 
 
@@ -80,7 +102,7 @@ def train(model: nn.Module, batch: Batch, training: Training, generator: torch.G
     def loss(part: Batch) -> Tensor:
         return weighted_mean(training.losses(forward(model, part.inputs), part.targets), part.weights)
 
-    return fit(model, training, epoch, loss, generator)
+    return fit(model, training, epoch, loss, generator, steps=steps_of(model, len(batch), training))
 
 
 def fit(
@@ -89,8 +111,10 @@ def fit(
     epoch: Callable[[], Iterable[Item]],
     loss: Callable[[Item], Tensor],
     generator: torch.Generator,
+    *,
+    steps: int,
 ) -> nn.Module:
-    """Train the model in place: for each item of each epoch, a step down the gradient of its loss.
+    """Train the model in place: for each item of each epoch, of which there are `steps`, one down its loss's gradient.
 
     What the model draws itself, as dropout does, follows from the generator as it is now, which is left as it is; so is
     the global random state. Whoever asks for a prediction while gradients are off gets a model that was trained.
@@ -99,16 +123,21 @@ def fit(
     aside.set_state(generator.get_state())
     seed = int(torch.randint(2**62, (), generator=aside))
     with flushing_denormals(), seeded(seed), torch.inference_mode(False), torch.enable_grad():
-        return _fitted(model, training, epoch, loss)
+        return _fitted(model, training, epoch, loss, steps)
 
 
 def _fitted(
-    model: nn.Module, training: Training, epoch: Callable[[], Iterable[Item]], loss: Callable[[Item], Tensor]
+    model: nn.Module,
+    training: Training,
+    epoch: Callable[[], Iterable[Item]],
+    loss: Callable[[Item], Tensor],
+    steps: int,
 ) -> nn.Module:
     parameters = [p for p in model.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError("the model must have at least one trainable parameter, got none")
     optimizer = training.make_optimizer(parameters)
+    scheduler = training.make_scheduler(optimizer, training.epochs * steps)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     asks = closure is not None and closure.default is inspect.Parameter.empty  # for the loss, as LBFGS does
 
@@ -127,6 +156,8 @@ def _fitted(
                 else:
                     backward(item)
                     optimizer.step()
+                if scheduler is not None:
+                    scheduler.step()
             bar.advance()
     return model.eval()
 
@@ -135,10 +166,23 @@ def shuffled(model: nn.Module, batch: Batch, training: Training, generator: torc
     """Minibatches in a random order; with BatchNorm, which has no statistics of one, a last one joins those before."""
     size = min(training.batch_size, len(batch))
     parts = [*torch.randperm(len(batch), generator=generator).split(size)]
-    alone = len(parts) > 1 and len(parts[-1]) == 1 < size
-    if alone and any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if steps_of(model, len(batch), training) < len(parts):
         parts[-2:] = [torch.cat(parts[-2:])]
     return (batch.take(rows) for rows in parts)
+
+
+def steps_of(model: nn.Module, n: int, training: Training) -> int:
+    """How many minibatches n examples are in one epoch.
+
+    Example:
+        >>> training = Training(batch_size=10)
+        >>> steps_of(nn.Linear(2, 2), 21, training), steps_of(nn.BatchNorm1d(2), 21, training)
+        (3, 2)
+    """
+    size = min(training.batch_size, n)
+    alone = n > size > 1 and n % size == 1
+    joined = alone and any(isinstance(module, _BatchNorm) for module in model.modules())
+    return -(-n // size) - joined
 
 
 def paired(

@@ -63,7 +63,7 @@ def test_every_learner_is_under_contract() -> None:
 def test_every_option_is_shown_with_its_default_and_its_meaning(make: Callable[..., rc.Learner]) -> None:
     kind = type(make(rc.Reservoir(12)))
     signature, shown = inspect.signature(kind), inspect.getdoc(kind) or ""
-    assert {"epochs", "lr", "weight_decay", "batch_size", "loss", "optimizer", "progress", "seed"} <= {
+    assert {"epochs", "lr", "weight_decay", "batch_size", "loss", "optimizer", "scheduler", "progress", "seed"} <= {
         *signature.parameters
     }
     for name, parameter in signature.parameters.items():
@@ -231,6 +231,7 @@ def test_a_learner_learns_what_it_sees(make: Callable[..., rc.Learner]) -> None:
         ({"lr": "fast"}, "lr must be a number of at least 0, got 'fast'"),
         ({"loss": "hinge"}, "loss must be one of"),
         ({"optimizer": 3}, "optimizer must be a function of parameters, got 3"),
+        ({"scheduler": 3}, "scheduler must be a function of an optimizer and steps, got 3"),
         ({"seed": -3}, "seed must be a whole number of at least 0, got -3"),
     ],
 )
@@ -239,6 +240,34 @@ def test_bad_options_get_one_clear_sentence(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make(rc.Reservoir(12), **options)
+
+
+def test_a_scheduler_of_ones_own_sets_the_rate_of_every_step(make: Callable[..., rc.Learner]) -> None:
+    made: list[tuple[int, torch.optim.Optimizer]] = []
+    rates: list[list[float]] = []
+
+    class Noting(torch.optim.SGD):
+        def step(self, closure: None = None) -> None:  # type: ignore[override]
+            rates[-1].append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    def scheduler(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+        made.append((steps, optimizer))
+        rates.append([])
+        return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
+
+    learner = make(rc.Reservoir(12), optimizer=partial(Noting, lr=0.1), scheduler=scheduler, batch_size=8)
+    assert observe(learner).predict(examples(5)[0]).shape == (5, 3)
+    assert made
+    for (steps, _), seen in zip(made, rates, strict=True):
+        assert seen == pytest.approx([0.1 * (1 - i / steps) for i in range(steps)])
+
+
+def test_what_is_no_scheduler_for_every_step_is_refused(make: Callable[..., rc.Learner]) -> None:
+    for wrong, got in ((torch.optim.lr_scheduler.ReduceLROnPlateau, "ReduceLROnPlateau"), (None, "NoneType")):
+        learner = make(rc.Reservoir(12), scheduler=lambda optimizer, _, wrong=wrong: wrong and wrong(optimizer))
+        with pytest.raises(ValueError, match=f"scheduler must return one of torch.optim.lr_scheduler .* got {got}"):
+            observe(learner).predict(examples(5)[0])
 
 
 HUGE = 10**400
