@@ -163,3 +163,28 @@ def _fold_as_one(pieces: list[pa.ChunkedArray], one: Summary, other: Summary) ->
     for glimpse in [other.look(piece, later=True) for piece in pieces[1:]]:
         other.fold(glimpse)
     assert vars(one) == vars(other) and list(one.distinct) == list(other.distinct)
+
+
+@pytest.mark.parametrize("unit", ["0.1", "1"])  # so many whole numbers are a quantity, too
+def test_a_target_of_numbers_with_much_else_among_them_is_asked_about(unit: str) -> None:
+    quantity = [f"{i * 37 % 150 * Decimal(unit)}" for i in range(400)]
+    mixed = ["inf" if i % 5 == 0 else text for i, text in enumerate(quantity)]
+    table = pa.table({"x": np.arange(400) % 7 * 0.5, "y": mixed})
+    with pytest.raises(ValueError, match=r"got 320 numbers and 80 values such as 'inf': pass --as y=number"):
+        fit_encoding([table], "y")
+    taken = fit_encoding([table], "y", kinds={"y": "number"}, drop_missing_target=True)
+    assert taken.task == "regression"
+    assert fit_encoding([table], "y", kinds={"y": "category"}).task == "classification"
+    assert fit_encoding([table], "y", task="classification").task == "classification"
+    grades = table.set_column(1, "y", pa.array([str(i % 4) if i % 5 else "absent" for i in range(400)]))
+    assert fit_encoding([grades], "y").classes == ["0", "1", "2", "3", "absent"]
+
+
+def test_numbers_too_large_to_be_told_apart_are_not_said_to_be_one_value() -> None:
+    table = pa.table(
+        {"code": [str(10**25 + i) for i in range(60)], "same": [str(10**25)] * 60, "x": ["1", "2", "3"] * 20}
+    )
+    found = {column.name: column for column in examine([table], None).account().columns}
+    assert (found["code"].kind, found["same"].kind) == ("ignored", "nothing")
+    assert found["code"].note == "too large to be told apart as numbers: set aside"
+    assert found["same"].note == "one value"

@@ -92,6 +92,40 @@ def test_one_wrong_byte_does_not_make_a_text_another_encoding(tmp_path: Path, mo
     assert read(path).column("x").to_pylist()[-1] == "café"
 
 
+def test_a_file_half_in_utf_8_and_half_in_latin_1_is_refused_with_both_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.csv"
+    some, others = "Müller,1\n" * 50, "Gärtner,2\n" * 60
+    for block in (2**20, 256):
+        monkeypatch.setattr(characters, "_BLOCK", block)
+        path.write_bytes(b"x,y\n" + some.encode() + others.encode("latin-1"))
+        with pytest.raises(ValueError, match=r"(one encoding|utf-8) throughout, got the byte b'\\xe4' in line 52"):
+            read(path)
+        path.write_bytes(b"x,y\n" + others.encode("latin-1") + some.encode())
+        with pytest.raises(ValueError, match=r"one encoding throughout, got the byte b'\\xe4' in line 2.* in line 62"):
+            read(path)
+        assert read(path, encoding="latin-1").num_rows == 110
+        for text in ("« Élysée\xa0»,1\n", "IRMÃO,1\n", "CAFÉ”,1\n"):  # some of which are letters of utf-8 by chance
+            path.write_bytes(b"x,y\n" + (others + text + others).encode("cp1252"))
+            assert read(path).column("x")[60].as_py() == text.partition(",")[0]
+
+
+@pytest.mark.parametrize("line", ['1,"open', '"1,open', '1,"open ""', '1,"""open'])
+@pytest.mark.parametrize("skip", [False, True])
+def test_a_quote_that_nothing_closes_does_not_swallow_the_rows_after_it(tmp_path: Path, line: str, skip: bool) -> None:
+    path = tmp_path / "rows.csv"
+    rows = ["x,y", "0,a", '7,"two\nlines"', line, *["2,b"] * 300]
+    path.write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=r"line 5 of .* must close the quote that it opens"):
+        read(path, skip_bad_rows=skip)
+    for end in ("", "\n", "\r\n"):
+        path.write_text("\n".join(["x,y", "0,a", '7,"two\nlines"']) + end, newline="")
+        assert read(path, skip_bad_rows=skip).column("y").to_pylist() == ["a", "two\nlines"]
+    path.write_text('x,y\n0,a\n7,"two\nsaid ""lines"""\n')
+    assert read(path, skip_bad_rows=skip).column("y").to_pylist() == ["a", 'two\nsaid "lines"']
+
+
 def test_a_malformed_line_is_named_with_its_number_and_text(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('a,b\n1,"two\nlines"\n3,4\n5,6,7\n8,9\n')

@@ -37,6 +37,8 @@ from recollect.tables import (
 )
 from recollect.tables.conforming import conform
 from recollect.tables.encoding import Drift
+from recollect.tables.memory import Taken
+from recollect.tables.saying import remarks
 
 
 def make_table(n: int = 120, seed: int = 0, shift: float = 0.0) -> pa.Table:
@@ -1052,9 +1054,25 @@ def test_a_class_that_loses_all_rows_is_said_at_once(tmp_path: Path, capsys: pyt
     assert run("update", store.folder, paths[0]) == 0
     assert "no row is kept" not in capsys.readouterr().out
     assert run("update", store.folder, paths[1]) == 0
-    assert "no row is kept of the class 'rare'; --min-per-class 1" in capsys.readouterr().out
+    told = "no row is kept of the class 'rare'; a new store with --memory recollect with --min-per-class 1 or"
+    assert told in capsys.readouterr().out
     assert run("inspect", store.folder) == 0
     assert "no row is kept of the class 'rare'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("size", "memory", "least", "advice"),
+    [
+        (5, "recollect", 0, "--min-per-class 1 or --class-weight balanced"),
+        (5, "reservoir", 0, "--memory recollect with --min-per-class 1 or --class-weight balanced"),
+        (2, "recollect", 0, "a larger --size"),
+        (2, "recollect", 1, "a larger --size"),
+    ],
+)
+def test_what_is_advised_for_a_lost_class_would_keep_it(size: int, memory: str, least: int, advice: str) -> None:
+    taken = Taken(rows=90, class_counts={"a": 30, "b": 30, "c": 30}, lost=["c"])
+    settings = Settings("y", size, memory=memory, min_per_class=least)
+    assert f"no row is kept of the class 'c'; {advice} keeps some" in list(remarks(taken, size, settings))
 
 
 def test_places_that_are_too_few_for_each_class_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

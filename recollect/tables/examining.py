@@ -118,6 +118,13 @@ class Examined:
             )
         if self.task == "regression":
             return
+        if self.asked is None and (quantity := goal.mixed_quantity()) is not None:
+            others = goal.readable - quantity.fitting
+            raise ValueError(
+                f"the target {name!r} must be classes or a quantity, got {counted(quantity.fitting, 'number')} and "
+                f"{counted(others, 'value')} such as {quantity.stray!r}: pass --as {name}=number to take these as "
+                f"missing, or --as {name}=category"
+            )
         distinct = len(goal.distinct)
         if distinct > MOST_CLASSES:
             raise ValueError(

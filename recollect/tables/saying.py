@@ -35,7 +35,8 @@ def sentences(source: "Source", done: "Update", settings: "Settings", first: boo
         yield f"  read as {done.read_as}"
     yield from (f"  {sentence}" for sentence in done.taken.drift.sentences())
     size = min(settings.size, done.seen)
-    yield from (f"  {remark}" for remark in remarks(done.taken, done.kept, replace(settings, size=size)))
+    found = remarks(done.taken, done.kept, replace(settings, size=size), "a new store with ")
+    yield from (f"  {remark}" for remark in found)
 
 
 def matching(taken: "Taken") -> str:
@@ -45,8 +46,15 @@ def matching(taken: "Taken") -> str:
     return f"; their gradients differ from those of all rows by {taken.error:.2%} (matching error {taken.error:.4f})"
 
 
-def remarks(taken: "Taken", kept: int, settings: "Settings") -> Iterator[str]:
-    """What was left out, what is missing among the kept, and why there are fewer than asked for."""
+def remarks(taken: "Taken", kept: int, settings: "Settings", where: str = "") -> Iterator[str]:
+    """What was left out, what is missing among the kept, and why there are fewer than asked for.
+
+    Args:
+        taken: what taking in rows came to.
+        kept: how many are kept of all.
+        settings: what was asked for.
+        where: what advised options are for, as a store that has taken in files has its own.
+    """
     if taken.skipped:
         yield f"{counted(taken.skipped, 'row')} left out that could not be read"
     if taken.unlabelled:
@@ -64,8 +72,15 @@ def remarks(taken: "Taken", kept: int, settings: "Settings") -> Iterator[str]:
     if taken.lost:
         names = ", ".join(map(repr, taken.lost[:5])) + (f" and {len(taken.lost) - 5} more" if taken.lost[5:] else "")
         word = "the class" if len(taken.lost) == 1 else f"{len(taken.lost)} classes:"
-        advice = "a larger --size" if least else "--min-per-class 1 or --class-weight balanced"
-        yield f"no row is kept of {word} {names}; {advice} keeps some"
+        yield f"no row is kept of {word} {names}; {where}{_keeping(classes, settings)} keeps some"
+
+
+def _keeping(classes: int, settings: "Settings") -> str:
+    """What keeps rows of every class."""
+    if settings.min_per_class or classes > settings.size:
+        return "a larger --size"
+    advice = "--min-per-class 1 or --class-weight balanced"
+    return advice if settings.memory == "recollect" else f"--memory recollect with {advice}"
 
 
 def added(held: "TableMemory") -> Iterator[str]:

@@ -41,6 +41,7 @@ KINDS = ("number", "date", "date-dmy", "date-mdy", "category", "ignored")
 
 _FEW_CLASSES = 100  # a whole number with more values than this is a quantity
 _FEW_TEXTS = 20
+_TOLD_APART = 2.0**53  # from here on, whole numbers next to one another are the same float
 _EXAMPLES = 3  # that are shown
 _ROW_NUMBERS = 20  # so many rows, counted from 0 or 1, are no coincidence
 _ID = re.compile(
@@ -277,6 +278,8 @@ class Summary:
             such = guess.stray or ""
             why = [*why, f"{strays:,} that {'is' if strays == 1 else 'are'} none, such as {such!r}, taken as missing"]
         moments = guess.moments
+        if moments.low == moments.high and abs(moments.low) >= _TOLD_APART and len(self.distinct) > 1:
+            return Read("ignored", moments, why="too large to be told apart as numbers: set aside")
         if moments.low == moments.high and not self.missing and not strays:
             return Read("constant", moments, why="one value")
         if kind == "number" and self._ids and (told := self._is_id(moments)):
@@ -302,6 +305,15 @@ class Summary:
         few = read.moments.integral and len(self.distinct) <= _FEW_CLASSES and self.unit is None
         few = few and not (len(self.distinct) > _FEW_TEXTS and len(self.distinct) > self.count / 2)
         return "classification" if few else "regression"
+
+    def mixed_quantity(self) -> Guess | None:
+        """Numbers that would be a quantity if there were not too much else among them; None if there are none such."""
+        if not self.is_text or self.codes or self.wanted is not None or not self.numbers:
+            return None
+        guess = max(self.numbers.values(), key=lambda guess: guess.fitting)
+        if not self.readable / 2 < guess.fitting < self.readable or guess.holds(self.readable):
+            return None
+        return guess if self.task(Read("number", guess.moments)) == "regression" else None
 
     def column(self, read: "Read") -> Column:
         """How it is encoded."""

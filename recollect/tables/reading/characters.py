@@ -16,6 +16,8 @@ _BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_NEWLINE = b"\n"
+_DOUBLED = re.compile(rb"\xc3[\x80-\xbf]|\xe2\x80[\x90-\xa6]")  # of utf-8; Ã and a sign, or â€ and one, are in no word
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
@@ -41,7 +43,8 @@ def recognise_encoding(file: IO[bytes], name: str) -> str:
     except UnicodeDecodeError as error:
         if not block:  # what is left of a character at the very end has been counted as good
             good -= len(error.object)
-        return _western(error.object, line, good, error, name)
+        _check_mostly_western(error.object, line, good, error, name)
+        return _western(file, error, line, good, name)
 
 
 def _beyond_ascii(block: bytes) -> int:
@@ -60,8 +63,8 @@ def _without_mark(head: bytes) -> str | None:
     return None
 
 
-def _western(block: bytes, line: int, good: int, error: UnicodeDecodeError, name: str) -> str:
-    """The encoding of a text with a block that is no UTF-8, after so many bytes of letters beyond ASCII that were."""
+def _check_mostly_western(block: bytes, line: int, good: int, error: UnicodeDecodeError, name: str) -> None:
+    """Refuse a text with a block that is no UTF-8, after many bytes of letters beyond ASCII that were."""
     letters = [c for c in block.decode("utf-8", errors="ignore") if not c.isascii()]
     strange = _beyond_ascii(block) - len("".join(letters).encode())
     if len(letters) + good // 2 > strange:  # UTF-8, but for something: in another encoding all of it would be wrong
@@ -70,11 +73,29 @@ def _western(block: bytes, line: int, good: int, error: UnicodeDecodeError, name
         raise UnreadableError(
             f"{name!r} must be in utf-8 throughout, got the byte {wrong!r} in line {line:,}: mend it or pass --encoding"
         )
+
+
+def _western(file: IO[bytes], error: UnicodeDecodeError, line: int, good: int, name: str) -> str:
+    """Which western encoding a text is in; refused if it is UTF-8 in other places, where letters would be two each."""
+    wrong = line + error.object[: error.start].count(_NEWLINE)
+    block, size, place, signs = error.object, 0, "before" if good > 1 else "", b""
+    while block and size < _LOOKED_AT and not place:
+        if found := _DOUBLED.search(block):
+            place = f"in line {line + block[: found.start()].count(_NEWLINE):,}"
+        signs = bytes({*signs, *block} & {*range(0x80, 0xA0)})
+        line, size = line + block.count(_NEWLINE), size + len(block)
+        block = file.read(_BLOCK)
+    if place:
+        byte = error.object[error.start : error.start + 1]
+        raise UnreadableError(
+            f"{name!r} must be in one encoding throughout, got the byte {byte!r} in line {wrong:,}, which is no utf-8, "
+            f"and letters of utf-8 {place}: mend it or pass --encoding"
+        )
     try:
-        block.decode("cp1252")
+        signs.decode("cp1252")
     except UnicodeDecodeError:
         return "latin-1"
-    return "cp1252" if re.search(rb"[\x80-\x9f]", block) else "latin-1"
+    return "cp1252" if signs else "latin-1"
 
 
 class Recoded(io.RawIOBase):

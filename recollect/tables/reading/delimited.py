@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -14,6 +15,7 @@ from recollect.tables.reading.cutting import BLOCK_BYTES, cut
 from recollect.tables.reading.dialect import Dialect, Skipped, Source, UnreadableError
 
 _HEADER_BYTES = 2**22
+_TAIL_BYTES = 2**10
 
 
 def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
@@ -27,7 +29,7 @@ def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
         wrong: list[Any] = []
 
         def handle(row: Any) -> str:
-            if source.reading.skip_bad_rows:
+            if source.reading.skip_bad_rows and not _is_open(row.text, source.dialect):
                 skipped.add(row.text)
                 return "skip"
             wrong.append(row)
@@ -37,14 +39,17 @@ def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
         try:
             if not (head := file.read(1)):
                 return
-            rest = _Prepended(head, file)
+            rest, last = _Prepended(head, file), None
             with pyarrow.csv.open_csv(rest, read_options=read, parse_options=parse, convert_options=convert) as reader:
                 for batch in reader:
+                    last = batch.column(-1)[-1].as_py() if batch.num_rows else last
                     yield from cut(pa.Table.from_batches([batch]))
         except pa.ArrowInvalid:
             if not wrong:
                 raise
             raise UnreadableError(_sentence(source, len(names), wrong[0])) from None
+        if "\n" in (last or "") and not rest.ends_in_quote(source.dialect.quote):
+            raise UnreadableError(_open_quote(source, last or ""))
 
 
 def open_text(source: Source) -> IO[bytes]:
@@ -58,7 +63,7 @@ class _Prepended(io.RawIOBase):
     """A stream of which something was read already."""
 
     def __init__(self, head: bytes, file: IO[bytes]) -> None:
-        self._head, self._file = head, file
+        self._head, self._file, self._tail = head, file, b""
 
     def readable(self) -> bool:
         return True
@@ -66,7 +71,14 @@ class _Prepended(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         size = -1 if size is None else size
         head, self._head = self._head, b""
-        return head + self._file.read(size - len(head) if size > 0 else size)
+        found = head + self._file.read(size - len(head) if size > 0 else size)
+        self._tail = (self._tail + found[-_TAIL_BYTES:])[-_TAIL_BYTES:]
+        return found
+
+    def ends_in_quote(self, quote: str) -> bool:
+        """Whether the last value was closed: a pair of quotes is one of the text."""
+        tail = self._tail.rstrip()
+        return (len(tail) - len(tail.rstrip(quote.encode()))) % 2 == 1
 
 
 def _parse(dialect: Dialect, handle: Any = None) -> pyarrow.csv.ParseOptions:
@@ -106,7 +118,23 @@ def _first_line(source: Source, file: IO[bytes]) -> bytes:
     return text if text.endswith(b"\n") else text + b"\n"
 
 
+def _is_open(text: str, dialect: Dialect) -> bool:
+    """Whether a row of several lines has a quote that nothing closes, so that it may be many rows."""
+    text = re.sub(re.escape(dialect.escape) + ".", "", text, flags=re.DOTALL) if dialect.escape else text
+    return "\n" in text and text.count(dialect.quote) % 2 == 1
+
+
+def _open_quote(source: Source, text: str) -> str:
+    place = f"line {line:,} of" if (line := _line_number(source, None)) else "a line of"
+    return (
+        f"{place} {source.name!r} must close the quote that it opens, got none up to the end, after {text[:60]!r}: "
+        "mend it, or what follows is one value"
+    )
+
+
 def _sentence(source: Source, columns: int, row: Any) -> str:
+    if _is_open(row.text, source.dialect):
+        return _open_quote(source, row.text)
     place = f"line {line:,} of" if (line := _line_number(source, columns)) else "a line of"
     text = row.text if len(row.text) <= 80 else row.text[:77] + "..."
     return (
@@ -115,8 +143,8 @@ def _sentence(source: Source, columns: int, row: Any) -> str:
     )
 
 
-def _line_number(source: Source, columns: int) -> int | None:
-    """Of the first row that has more or fewer values; looked for only when it is known to be there."""
+def _line_number(source: Source, columns: int | None) -> int | None:
+    """Of the first row that has more or fewer values, or of the last row; looked for only when it is there."""
     dialect = source.dialect
     with open_text(source) as file, io.TextIOWrapper(file, "utf-8", errors="replace", newline="") as text:
         for _ in range(dialect.preamble):
@@ -128,12 +156,12 @@ def _line_number(source: Source, columns: int) -> int | None:
             escapechar=dialect.escape,
             doublequote=dialect.escape is None,
         )
-        before = 0
+        before = last = 0
         try:
             for row in rows:
-                if row and len(row) != columns:
+                if row and columns is not None and len(row) != columns:
                     return dialect.preamble + before + 1
-                before = rows.line_num
-        except csv.Error:
-            pass
-    return None
+                last, before = before, rows.line_num
+        except csv.Error:  # a value that is too long for this reader
+            last = before
+    return None if columns is not None else dialect.preamble + last + 1
