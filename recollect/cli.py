@@ -1,9 +1,11 @@
 """The commands, thin."""
 
 import errno
+import shlex
 import sys
+from itertools import takewhile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -63,7 +65,7 @@ def run(
         str, typer.Option(help="recollect, gmc, gmc-last-layer, gmc-local, reservoir, ...")
     ] = "recollect",
     size: Annotated[int, typer.Option(help="How many examples the memory keeps.")] = 200,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be given several times.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="A seed; may be repeated.")] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data at each training.")] = 200,
     stream: Annotated[str, typer.Option(help="class-incremental, rotated or sorted; the paper's by default.")] = "",
     rows: Annotated[int | None, typer.Option(help="Use only so many training rows.")] = None,
@@ -96,9 +98,9 @@ def run(
 @app.command()
 def reproduce(
     target: Annotated[str, typer.Argument(help="table-gdumb, table-er, tables, figure-sensitivity, ...")],
-    dataset: Annotated[list[str] | None, typer.Option(help="Only these data sets.")] = None,
-    memory: Annotated[list[str] | None, typer.Option(help="Only these memories.")] = None,
-    size: Annotated[list[int] | None, typer.Option(help="Only these sizes.")] = None,
+    dataset: Annotated[list[str] | None, typer.Option(help="Only these data sets; may be repeated.")] = None,
+    memory: Annotated[list[str] | None, typer.Option(help="Only these memories; may be repeated.")] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Only these sizes; may be repeated.")] = None,
     seeds: Annotated[
         int | None, typer.Option(help="How many seeds, from 0 on; 5 for tables, 3 for figures of settings by default.")
     ] = None,
@@ -193,12 +195,13 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = app(args=arguments, standalone_mode=False) or 0
     except UsageError as error:
-        wrong = error.format_message()  # type: ignore[attr-defined]
+        wrong = _usage(error, arguments)
     except (ValueError, OSError, ModuleNotFoundError) as error:  # a module that is not installed says what to install
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         wrong = (
             f"there must be room on the disk, got no more: free some and try again; {stopped}" if full else str(error)
         )
+        wrong += _repeating(wrong, arguments)
     except MemoryError:
         wrong = _NO_MEMORY
     except RuntimeError as error:
@@ -217,3 +220,45 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 _INTERRUPT = 130  # what a shell calls it, and typer answers with
+
+
+def _usage(error: Exception, arguments: list[str]) -> str:
+    """What is wrong with the arguments, and what to do."""
+    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    message = f"{message[:1].lower()}{message[1:]}"
+    parameter: Any = getattr(error, "param", None)
+    if parameter is not None and "valid integer" in message:
+        given = [value for places in _given(parameter.opts, arguments) for value in places[:1]]
+        message = f"{parameter.opts[0]} must be a whole number, got {', '.join(map(repr, given))}"
+    command = f"{arguments[0]} " if arguments[0] in _commands() else ""
+    answer = "" if message.endswith("?") else f": see `recollect {command}--help`"
+    return message + (_repeating(message, arguments) or answer)
+
+
+def _repeating(message: str, arguments: list[str]) -> str:
+    """What to do if the message is about one of several values that were given to an option that takes one."""
+    command = _commands().get(arguments[0])
+    for name in (name for p in getattr(command, "params", ()) if getattr(p, "multiple", False) for name in p.opts):
+        for first, *others in filter(None, _given([name], arguments)):
+            listed = "," in first and (repr(first) in message or repr(first.rpartition("=")[0]) in message)
+            taken = any(f"a file {other!r}, got none" in message or f"({other}" in message for other in others)
+            if listed or taken:
+                values = first.split(",") if listed else [first, *others]
+                written = " ".join(f"{name} {shlex.quote(value.strip())}" for value in values if value.strip())
+                return f": {name} takes one value and may be repeated, as in {written}"
+    return ""
+
+
+def _given(names: list[str], arguments: list[str]) -> list[list[str]]:
+    """What stands behind an option, up to the next, for each time that it was given."""
+    found = []
+    for place, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name in names:
+            rest = takewhile(lambda text: not text.startswith("-"), arguments[place + 1 :])
+            found.append([*([value] if equals else []), *rest])
+    return found
+
+
+def _commands() -> dict[str, Any]:
+    return getattr(typer.main.get_command(app), "commands", {})

@@ -39,13 +39,26 @@ def test_the_demo_prints_a_table_and_saves_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+ROWS = str(Path(__file__).parent / "files" / "bank.csv")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["demo", "--output", "picture.exe"], "the output must end in .png or .svg or .pdf, got 'picture.exe'"),
         (["demo", "--output", "nowhere/picture.png"], "must be a file in an existing folder"),
-        (["demo", "--colour"], "No such option"),
-        (["dream"], "No such command 'dream'"),
+        (["demo", "--colour"], "no such option: --colour"),
+        (["dream"], "no such command 'dream'"),
+        (["select", "rows.csv"], "missing option '--target': see `recollect select --help`"),
+        (["reproduce", "table-er", "--size", "5", "--size", "many"], "--size must be a whole number, got '5', 'many'"),
+        (["reproduce", "table-er", "--size", "200", "500"], "as in --size 200 --size 500"),
+        (["reproduce", "table-er", "--size=200,500", "--dry-run"], "as in --size 200 --size 500"),
+        (["reproduce", "table-er", "--memory", "gmc,reservoir"], "as in --memory gmc --memory reservoir"),
+        (["run", "--seed", "1", "2"], "as in --seed 1 --seed 2"),
+        (["columns", ROWS, "--ignore", "a b", "c"], "got none: --ignore takes one value and may be repeated, as in"),
+        (["columns", ROWS, "--ignore", "a b", "c"], "--ignore 'a b' --ignore c"),
+        (["columns", ROWS, "--ignore", "age,job"], "as in --ignore age --ignore job"),
+        (["columns", ROWS, "--as", "age=number,job=category"], "as in --as age=number --as job=category"),
     ],
 )
 def test_bad_input_gets_exit_code_2_and_one_line(
@@ -187,14 +200,16 @@ def test_an_interrupt_says_what_was_done(
 def test_a_signal_ends_a_waiting_command_with_one_line(tmp_path: Path) -> None:
     [path] = small_store(tmp_path, 1)
     command = [sys.executable, "-m", "recollect", "update", str(tmp_path / "s"), str(path)]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
     with (
         files.locked(tmp_path / "s" / "lock"),
         subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
     ):
+        signal.signal(signal.SIGINT, before)
         assert process.stderr is not None
         assert "waiting" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait() == 130
+        assert process.wait(timeout=60) == 130
         assert process.stderr.read() == "recollect: interrupted: nothing was changed\n"
 
 
