@@ -207,6 +207,28 @@ def test_a_pointer_on_a_chart_lists_all_memories_at_the_nearest_size(browser: An
     assert lines == ["200 kept", "GMC: 65.70 ± 0.71 % (2 seeds)", "Reservoir: 60.70 ± 0.71 % (2 seeds)"]
 
 
+def test_a_pointer_on_a_memorys_name_lets_its_curves_stand_out(browser: Any, page_file: Path) -> None:
+    page = open_page(browser, page_file)
+    page.locator("#filters label", has_text="Reservoir").hover()
+    assert page.locator("#charts .faint[data-memory=reservoir]").count() == 0
+    assert page.locator("#charts .faint").count() > 0
+    page.mouse.move(1, 1)
+    assert page.locator("#charts .faint").count() == 0
+
+
+def test_what_a_finger_asks_for_stays_until_it_touches_something_else(browser: Any, page_file: Path) -> None:
+    page = open_page(browser, page_file, viewport={"width": 390, "height": 900}, has_touch=True)
+    chart = page.locator("#charts svg").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.touchscreen.tap(box["x"] + 0.15 * box["width"], box["y"] + 0.5 * box["height"])
+    assert "200 kept" in page.locator("#tip").inner_text()
+    tip = page.locator("#tip").bounding_box()
+    assert tip["y"] + tip["height"] <= box["y"] + 1 or tip["y"] >= box["y"] + box["height"]
+    page.touchscreen.tap(5, 5)
+    assert not page.locator("#tip").is_visible()
+
+
 def test_tables_follow_the_choice_of_data_set_memories_and_learner(browser: Any, page_file: Path) -> None:
     page = open_page(browser, page_file)
     shown = page.locator("section table:visible caption")

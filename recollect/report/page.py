@@ -70,7 +70,7 @@ def build_page(results: Results, load: LoadDataset | None = None) -> str:
         frequencies=_frequencies(load),
         costs=cost_table(results),
         others=other_settings(results),
-        versions=sorted({json.dumps(r.get("versions", {}), sort_keys=True) for r in results}),
+        versions=sorted({", ".join(f"{k} {v}" for k, v in sorted(r.get("versions", {}).items())) for r in results}),
         hours=sum(float(r.get("seconds", 0)) for r in results) / 3600,
     )
 
