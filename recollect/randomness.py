@@ -23,7 +23,7 @@ def derive_seed(seed: int, *path: int | str) -> int:
         False
     """
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in path]
-    return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0] >> 1)
+    return int(np.random.SeedSequence([seed, *words]).generate_state(1, np.uint64)[0]) >> 1  # as numpy 1 can, too
 
 
 def generator(seed: int, *path: int | str) -> torch.Generator:
