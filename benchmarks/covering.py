@@ -30,6 +30,7 @@ from torch import Tensor
 
 import recollect as rc
 from recollect.batch import Batch
+from recollect.candidates import SHORTLIST, shortlisted
 from recollect.datasets import Dataset, Examples
 from recollect.embedding import draw_model
 from recollect.experiments.stacking import train_together
@@ -37,7 +38,6 @@ from recollect.learners import Task, Training
 from recollect.learners.training import predict
 from recollect.memories.clustering import represent
 from recollect.randomness import derive_seed, generator
-from recollect.selection import SHORTLIST, shortlisted
 
 RESULTS = Path(__file__).parent.parent / "results" / "coverage.jsonl"
 SETS: dict[str, Callable[[Dataset], rc.streams.Stream]] = {

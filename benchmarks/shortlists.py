@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import recollect as rc
+from recollect.candidates import shortlisted
 from recollect.dictionary import taken
-from recollect.selection import shortlisted
 
 TABLES = ("covertype", "walking-activity", "ldpa")
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -29,7 +29,7 @@ from recollect.embedding import draw_model
 from recollect.experiments.stacking import train_together
 from recollect.learners import Task, Training
 from recollect.learners.training import predict
-from recollect.memories import gradient_matching
+from recollect.memories.gradient_matching import choosing
 from recollect.randomness import derive_seed, generator
 
 RESULTS = Path(__file__).parent.parent / "results" / "stream_shortlists.jsonl"
@@ -46,7 +46,7 @@ def measure(name: str, seed: int, sizes: list[int], floors: list[float]) -> None
         problem.make_model, (problem.inputs, problem.targets), seed, "last" if problem.images else "all"
     )
     for size, least in wanted:
-        gradient_matching.LEAST = least
+        choosing.LEAST = least
         memory = rc.GradientMatching(problem.make_model, size, seed=seed)
         start, candidates = time.process_time(), 0
         for part in torch.arange(len(problem.targets)).split(problem.cuts):

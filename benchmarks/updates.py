@@ -17,7 +17,7 @@ import torch
 from table import print_table
 
 import recollect as rc
-from recollect.memories import gradient_matching
+from recollect.memories.gradient_matching import choosing
 
 ROWS, KEPT = 10_000, 200
 
@@ -43,7 +43,7 @@ def vary_drawn() -> None:
     table: list[list[object]] = []
     for name in ("covertype", "ldpa", "walking-activity"):
         for drawn in (4.0, 3.0, 2.0, 1.5):
-            gradient_matching.DRAWN = drawn
+            choosing.DRAWN = drawn
             seconds, errors = [], []
             for seed in range(3):
                 data, make_model = some_of(name, seed)

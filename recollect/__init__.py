@@ -27,8 +27,9 @@ if TYPE_CHECKING:
         load_memory,
         rehearsal_loader,
     )
+    from recollect.objective import matching_error
     from recollect.pursuit import Coreset, pursue
-    from recollect.selection import PAPER, matching_error, select
+    from recollect.selection import PAPER, select
 
 __version__ = "0.1.0"
 
@@ -93,8 +94,9 @@ __getattr__ = on_demand(
             "load_memory",
             "rehearsal_loader",
         ],
+        "objective": ["matching_error"],
         "pursuit": ["Coreset", "pursue"],
-        "selection": ["PAPER", "matching_error", "select"],
+        "selection": ["PAPER", "select"],
     },
 )
 

@@ -181,14 +181,13 @@ def shards_of(
     load: Load,
     *,
     processors: int,
-    prepared: Prepared | None = None,
 ) -> tuple[Dictionary, Tensor]:
     """All examples as candidates, embedded by actors and kept by them, one for each processor; and their targets."""
     ray = import_ray()
     ends = _ends(pieces)
     count = ends[-1]
     block: int = ray.get(ray.remote(_block_rows).remote(load, embedding, pieces[0].what))
-    prepared = prepared or _prepare(ray, embedding, pieces, load, block)
+    prepared = _prepare(ray, embedding, pieces, load, block)
     work = ray.put(Work(embedding, prepared, load, 0, 0, 1.0))
     unit = math.lcm(SCAN_ROWS, embedding.batch_size)  # within which rows are embedded and scanned together
     step = -(-count // (processors * unit)) * unit

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from recollect.batch import Batch, Inputs, check_examples, check_inputs, forward, map_inputs, named_tensors
+from recollect.candidates import shortlist_length
 from recollect.checks import check_count, check_size
 from recollect.dictionary import Factored
 from recollect.embedding import GradientEmbedding, MakeModel, draw_model
 from recollect.losses import get_loss
 from recollect.pursuit import Rule, look, picks_per_scan, pool_size, pursue
 from recollect.rows import Form, Outer, Plain
-from recollect.selection import select, shortlist_length
+from recollect.selection import select
 from recollect.sources import Stream, examples_of
 
 _ENOUGH = 0.3  # seconds of a measurement that say something

@@ -1,6 +1,5 @@
-"""Selecting once, and measuring how well a selection matches."""
+"""Selecting once."""
 
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -9,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recollect.arrays import as_tensor
-from recollect.batch import NO_INFERENCE, Batch, Inputs, check_examples, forward, map_inputs
-from recollect.checks import check_count, check_number, check_seed, check_size
+from recollect.batch import Batch, Inputs
+from recollect.candidates import SHORTLIST, gather, shortlist_length, shortlisted
+from recollect.checks import check_size
 from recollect.classes import (
     COUNTED,
     Classes,
@@ -20,31 +19,16 @@ from recollect.classes import (
     check_classes,
     class_labels,
     pursue_classes,
-    sums_by_class,
     warn_of_lost_classes,
 )
 from recollect.cluster import connected, in_memory, is_ray_dataset, look_over, of_dataset, shards_of
-from recollect.dictionary import Dictionary, weighted_sum
-from recollect.embedding import (
-    GradientEmbedding,
-    Init,
-    MakeModel,
-    Prepared,
-    ProjectionName,
-    ScaleOutputs,
-    calibrate,
-    draw_model,
-)
-from recollect.embedding.initialisations import CALIBRATION_ROWS, check_not_lazy
-from recollect.embedding.plain import gradients_of
-from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
-from recollect.losses import LossFunction, check_labels, check_losses, cross_entropy, get_loss, squared_error
+from recollect.dictionary import Dictionary
+from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionName, ScaleOutputs
+from recollect.losses import LossFunction, cross_entropy, get_loss
 from recollect.numerics import full_precision
-from recollect.onepass import Arrivals, drawn, one_pass
+from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
-from recollect.randomness import derive_seed, uniform_keys
 from recollect.sources import Stream, examples_of
-from recollect.standouts import with_standouts
 
 PAPER: dict[str, Any] = {
     "inits": 10,
@@ -59,9 +43,6 @@ PAPER: dict[str, Any] = {
     "nonnegative": "clip",
 }
 """The paper's settings, as keyword arguments of `select` and `GradientMatching`."""
-
-SHORTLIST = 10.0
-"""How many candidates there are by default for each example that is kept."""
 
 
 @full_precision()
@@ -124,8 +105,8 @@ def select(
         scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
         batch_size: examples per pass; bounds memory and changes nothing else, but for rounding.
         device: where to compute.
-        shortlist: how many arriving examples per kept one are candidates, drawn at random; all of them count in what is
-            to be matched. None considers all, as in the paper.
+        shortlist: how many arriving examples per kept one are candidates, ten by default, drawn at random; all of them
+            count in what is to be matched. None considers all, as in the paper.
         class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
             same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors.
         min_per_class: so many examples of each class stay, whatever matching says.
@@ -303,209 +284,3 @@ def _elsewhere(
         return _Gathered.of(arrivals, embedding, progress)
     candidates, targets = shards_of(embedding, pieces, load, processors=processors)
     return _Gathered(candidates.sum(), candidates, None, targets, targets, len(targets))
-
-
-def shortlisted(
-    ids: Tensor,
-    size: int,
-    shortlist: float | None,
-    seed: int,
-    *,
-    weights: Tensor | None = None,
-    labels: Tensor | None = None,
-    seen: Tally | None = None,
-    classes: Classes = (None, 0),
-) -> Tensor | None:
-    """Which of the arriving examples are candidates for `size` places, as ascending positions; None for all.
-
-    They are drawn by their ids, so that who deals out the examples, and in which portions, changes nothing. An example
-    that counts twice as much, by its weight or its class, is twice as likely to be one, and there are some of each
-    class that has places.
-
-    Example:
-        >>> shortlisted(torch.arange(100), 2, 3.0, seed=0).shape
-        torch.Size([6])
-    """
-    if shortlist is None or (count := shortlist_length(size, shortlist)) >= len(ids):
-        return None
-    by_class = labels is not None and seen is not None
-    if weights is None and not by_class:
-        return drawn(ids, count, seed)
-    keys = -torch.log1p(-uniform_keys(seed, ids, "shortlist"))  # the first of a race: likelier if divided by more
-    if weights is not None:
-        keys /= weights.to(keys)
-    class_weight, min_per_class = classes
-    places = torch.zeros(len(ids), dtype=torch.long, device=keys.device)
-    if labels is not None and seen is not None:
-        places = seen.places(labels).to(keys.device)
-        keys /= seen.factors(class_weight).to(keys.device)[places]
-    candidates = torch.zeros(len(ids), dtype=torch.bool, device=keys.device)
-    candidates[keys.topk(count, largest=False).indices] = True
-    for place in places.unique() if min_per_class else ():
-        mine = (places == place).nonzero()[:, 0]
-        some = min(math.ceil(shortlist * min_per_class), len(mine))
-        candidates[mine[keys[mine].topk(some, largest=False).indices]] = True
-    return candidates.nonzero()[:, 0]
-
-
-def shortlist_length(size: int, shortlist: float | None) -> int:
-    """How many candidates there are for `size` places, where not all are."""
-    if shortlist is None or not (math.isfinite(check_number("shortlist", shortlist)) and shortlist >= 1):
-        raise ValueError(f"shortlist must be a number of at least 1, or None for all, got {shortlist!r}")
-    return math.ceil(shortlist * size)
-
-
-def gather(
-    embedding: GradientEmbedding,
-    inputs: Inputs,
-    targets: Tensor,
-    rows: Tensor | None,
-    *,
-    weights: Tensor | None = None,
-    labels: Tensor | None = None,
-    prepared: Prepared | None = None,
-    progress: bool = False,
-) -> tuple[Tensor, Dictionary, Tensor | None]:
-    """The sum of the embeddings of all examples, those of the candidates, and which these are; None if they are all.
-
-    Candidates are the rows that were drawn and those that stand out, or all if `rows` is None. With weights each
-    example counts so much in the sum. With labels there are sums by class, in the order of the classes.
-    """
-    if labels is not None:
-        prepared = prepared or embedding.prepared or embedding.prepare(inputs, targets)  # on all, not on one class
-    if rows is None:
-        candidates = embedding.dictionary(inputs, targets, prepared=prepared, progress=progress)
-        return total_of(candidates, weights, labels), candidates, None
-
-    def some(rows: Tensor) -> tuple[Inputs, Tensor]:
-        return map_inputs(lambda t: t[rows], inputs), targets[rows]
-
-    options: dict[str, Any] = {"prepared": prepared, "progress": progress}
-    if labels is None:
-        total, losses = embedding.total_and_losses(inputs, targets, weights=weights, **options)
-    else:
-        members = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
-        count = [None if weights is None else weights[m] for m in members]
-        found = [
-            embedding.total_and_losses(*some(m), weights=w, **options) for m, w in zip(members, count, strict=True)
-        ]
-        total = torch.stack([one for one, _ in found])
-        losses = torch.cat([of_class for _, of_class in found])[torch.cat(members).argsort().to(embedding.device)]
-    rows = with_standouts(rows, losses)
-    return total, embedding.dictionary(*some(rows), prepared=prepared, progress=progress), rows
-
-
-def total_of(candidates: Dictionary, weights: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
-    """The sum of embeddings that are there, each times its weight, in float64; by class, in their order, with labels.
-
-    Example:
-        >>> from recollect.dictionary import InMemory
-        >>> total_of(InMemory(torch.eye(2)), torch.tensor([3.0, 1.0]))
-        tensor([3., 1.], dtype=torch.float64)
-    """
-    if labels is not None:
-        return sums_by_class(candidates, labels, weights)
-    if weights is None:
-        return candidates.sum()
-    return weighted_sum(candidates, torch.arange(len(candidates), device=weights.device), weights)
-
-
-@full_precision()
-def matching_error(
-    make_model: MakeModel,
-    data: tuple[Any, Any],
-    coreset: Coreset | Batch,
-    *,
-    loss: str | LossFunction = "cross_entropy",
-    scale_outputs: ScaleOutputs = "auto",
-    inits: int = 10,
-    batch_size: int = 500,
-    seed: int = 0,
-) -> float:
-    """How far the coreset's gradient is from the gradient of all, at initialisations it has not seen.
-
-    This is the objective itself (Eq. 3), without projection: the norm of the difference of the two gradient sums
-    over the norm of the full one, over `inits` draws that no selection uses, whatever its seed. For the squared error
-    a draw is a model whose outputs are scaled to the targets of `data`, as in selecting.
-
-    Args:
-        make_model: returns a freshly initialised model at each call.
-        data: all inputs and targets.
-        coreset: row numbers of `data` with weights, or a memory's batch.
-        loss: as for selecting.
-        scale_outputs: as for selecting, by all targets of `data`.
-        inits: number of fresh initialisations.
-        batch_size: examples per pass.
-        seed: the same seed gives the same initialisations.
-
-    Example:
-        >>> from recollect import models
-        >>> x, y = torch.linspace(-1, 1, 40)[:, None], torch.arange(40) // 20
-        >>> everything = Coreset(torch.arange(40), torch.ones(40, dtype=torch.float64), error=0.0)
-        >>> matching_error(lambda: models.mlp(1, 2), (x, y), everything)
-        0.0
-    """
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise ValueError(f"data must be the inputs and the targets of all examples, got {type(data).__name__}")
-    if not isinstance(coreset, Coreset | Batch):
-        raise ValueError(f"coreset must be a Coreset or a memory's batch, got {type(coreset).__name__}")
-    inputs, targets = check_examples(*data)
-    inits, seed = check_count("inits", inits), check_seed(seed)
-    everything = Batch.arriving(inputs, targets)
-    if isinstance(coreset, Coreset):
-        indices, weights = _rows_and_weights(coreset)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(targets):
-            raise ValueError(f"the coreset's indices must be rows of the {len(targets)} examples given")
-        chosen = everything.take(indices)
-        chosen = Batch(chosen.inputs, chosen.targets, weights, chosen.ids)
-    else:
-        chosen = coreset
-    check_scale_outputs(scale_outputs, loss)
-    plain = get_loss(loss)
-    scale = TargetScale.of(everything.targets) if scales(scale_outputs, loss) else None
-    difference = total = 0.0
-    for s in range(inits):
-        model = draw_model(make_model, derive_seed(seed, "fresh model", s))
-        calibrate(model, map_inputs(lambda t: t[:CALIBRATION_ROWS], everything.inputs))
-        per_example = plain
-        if scale is not None:
-            per_example = scaled_loss(model, everything.inputs, scale, plain, squared=plain is squared_error)
-        full = _gradient(model, everything, loss, per_example, batch_size)
-        kept = _gradient(model, chosen, loss, per_example, batch_size)
-        difference += float((full - kept).square().sum())
-        total += float(full.square().sum())
-    return math.sqrt(difference / total) if total else 0.0
-
-
-def _rows_and_weights(coreset: Coreset) -> tuple[Tensor, Tensor]:
-    """Of a coreset that may have been put together by hand, out of arrays or lists."""
-    indices, weights = as_tensor(coreset.indices, "indices"), as_tensor(coreset.weights, "weights")
-    indices = indices if indices.numel() else indices.long()  # an empty list is one of no numbers
-    whole = not indices.is_floating_point() and indices.dtype != torch.bool
-    if not whole or indices.ndim != 1 or weights.shape != indices.shape or not bool(weights.isfinite().all()):
-        raise ValueError(
-            "a coreset must have a finite weight for each of its row numbers, got indices of "
-            f"{indices.dtype} and shape {tuple(indices.shape)} and weights of shape {tuple(weights.shape)}"
-        )
-    return indices.long(), weights
-
-
-def _gradient(
-    model: torch.nn.Module, batch: Batch, loss: str | LossFunction, per_example: LossFunction, batch_size: int
-) -> Tensor:
-    """The gradient of the weighted sum of losses, flattened, in float64."""
-    if torch.is_inference_mode_enabled():
-        raise ValueError(NO_INFERENCE)
-    check_not_lazy(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not parameters:
-        raise ValueError("the model must have at least one trainable parameter, got none")
-    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
-    for part in batch.minibatches(batch_size):
-        with torch.enable_grad():
-            outputs = forward(model, part.inputs)
-            check_labels(outputs, part.targets, loss)
-            losses = check_losses(per_example(outputs, part.targets.to(outputs.device)), len(part))
-            gradients = gradients_of((losses * part.weights.to(losses)).sum(), parameters)
-        total += torch.cat([g.double().flatten() for g in gradients]).cpu()
-    return total

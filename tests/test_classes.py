@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import recollect as rc
+from recollect.candidates import shortlisted
 from recollect.classes import Tally, pursue_classes, sums_by_class
 from recollect.dictionary import Factored, InMemory, Part
-from recollect.selection import shortlisted
 
 make_model = partial(rc.models.mlp, 3, 4, hidden=(8,))
 cheap: dict[str, Any] = {"inits": 2, "dim": 40}

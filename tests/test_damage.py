@@ -147,7 +147,7 @@ def survive(healthy: Path, new: Path, folder: Path, cases: int, seed: int) -> in
     return refused
 
 
-@pytest.mark.parametrize(("memory", "cases"), [("reservoir", 250), ("recollect", 50)])
+@pytest.mark.parametrize(("memory", "cases"), [("reservoir", 150), ("recollect", 40)])
 def test_damaged_stores_are_opened_or_refused_in_one_line(
     stores: dict[str, Path], tmp_path: Path, memory: str, cases: int
 ) -> None:

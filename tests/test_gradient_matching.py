@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import recollect as rc
+from recollect.candidates import shortlisted
 from recollect.dictionary import Dictionary, remembered
-from recollect.selection import shortlisted
 from tests.networks import NETWORKS
 
 make_model = partial(rc.models.mlp, 4, 3, hidden=(16,))
@@ -256,7 +256,7 @@ def test_examples_that_come_one_by_one_are_held_at_once_and_chosen_from_seldom(m
         embedded.append(len(targets))
         return embed(self, inputs, targets, **options)
 
-    monkeypatch.setattr("recollect.memories.gradient_matching.pursue", counting)
+    monkeypatch.setattr("recollect.memories.gradient_matching.choosing.pursue", counting)
     monkeypatch.setattr(rc.GradientEmbedding, "dictionary", counting_rows)
     memory = rc.GradientMatching(make_model, 24, inits=2, dim=50)
     inputs, targets = examples(120, seed=7)
@@ -622,7 +622,7 @@ def test_of_what_arrives_late_as_many_are_candidates_as_it_is_a_part_of_everythi
     shortlist: float, fewest: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = []
-    monkeypatch.setattr("recollect.memories.gradient_matching.FEWEST", fewest)
+    monkeypatch.setattr("recollect.memories.gradient_matching.choosing.FEWEST", fewest)
     dictionary = rc.GradientEmbedding.dictionary
 
     def counting(self: rc.GradientEmbedding, inputs: Tensor, targets: Tensor, **options: Any) -> Dictionary:
@@ -637,7 +637,7 @@ def test_of_what_arrives_late_as_many_are_candidates_as_it_is_a_part_of_everythi
 
 
 def test_a_stream_of_unknown_length_is_chosen_from_as_if_it_came_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recollect.memories.gradient_matching.FEWEST", 0)
+    monkeypatch.setattr("recollect.memories.gradient_matching.choosing.FEWEST", 0)
     whole, passing = (rc.GradientMatching(make_model, 20, inits=2) for _ in range(2))
     for memory in (whole, passing):
         memory.update(*examples(500))

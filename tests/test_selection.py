@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import recollect as rc
-from recollect.selection import shortlisted
+from recollect.candidates import shortlisted
 from tests.networks import LABELS, NETWORKS
 from tests.oracles import gradients_by_torch_func
 
@@ -58,9 +58,15 @@ def test_rows_are_chosen_from_the_shortlist_by_their_own_numbers() -> None:
     assert set(coreset.indices.tolist()) < set(rows.tolist())
 
 
-@pytest.mark.parametrize("size", [0, 8, -1, 2.0, True])
-def test_size_must_fit_the_data(size: int) -> None:
-    with pytest.raises(ValueError, match="size must be between 1 and the 7 examples, got"):
+def test_size_must_fit_the_data() -> None:
+    with pytest.raises(ValueError, match="size must be between 1 and the 7 examples, got 8: pass a smaller size"):
+        rc.select(make_model, NETWORKS["mlp"][1], LABELS, 8)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, True])
+def test_a_size_must_be_a_number_of_examples_or_a_fraction_of_them(size: int) -> None:
+    told = f"size must be a whole number of at least 1, or a fraction of all up to 1, got {size}"
+    with pytest.raises(ValueError, match=f"^{told}$"):
         rc.select(make_model, NETWORKS["mlp"][1], LABELS, size)
 
 

@@ -1,7 +1,8 @@
 """Examples to gradient embeddings: layers, projections, initialisations."""
 
-from recollect.embedding.gradients import GradientEmbedding, Prepared, ProjectionName
+from recollect.embedding.gradients import GradientEmbedding, ProjectionName
 from recollect.embedding.initialisations import Init, MakeModel, calibrate, draw_model
+from recollect.embedding.prepared import Prepared
 from recollect.embedding.scaling import ScaleOutputs
 
 __all__ = [

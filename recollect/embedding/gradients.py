@@ -14,8 +14,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -40,7 +39,6 @@ from recollect.embedding.initialisations import (
     MakeModel,
     calibrate,
     check_init,
-    check_not_lazy,
     draw_model,
     plain_attention,
     put_channels_last,
@@ -49,6 +47,7 @@ from recollect.embedding.initialisations import (
     uncompiled,
 )
 from recollect.embedding.plan import Plan, make_plan
+from recollect.embedding.prepared import OTHER_MODELS, Prepared, alike, check_draws, fingerprint_of
 from recollect.embedding.projections import Identity, Kronecker, Projection, Sparse
 from recollect.embedding.scaling import ScaledLoss, ScaleOutputs, TargetScale, check_scale_outputs, scaled_loss
 from recollect.embedding.scaling import scales as scales_outputs
@@ -63,39 +62,6 @@ ProjectionName: TypeAlias = Literal["auto", "kronecker", "sparse"]
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 2**27
 _KEEP_BYTES = 2**29  # draws are kept between calls while they fit in this, and redrawn otherwise
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """All that is decided on first sight of data; embeddings depend on it and on nothing that comes later.
-
-    Attributes:
-        plan: how the gradients of each parameter are computed.
-        statistics: what BatchNorm layers were set to, by draw and name.
-        scales: how the outputs of each draw, and the targets, are scaled; empty if they are not.
-        fingerprint: a few numbers of each draw, or of the first if they are large, to tell others from them.
-        draws: the models with their projections; None if they are too large to keep and made again for each pass.
-        stacks: the same in stacks, if their passes are made together.
-    """
-
-    plan: Plan
-    statistics: tuple[dict[str, Tensor], ...]
-    scales: tuple[ScaledLoss, ...]
-    fingerprint: Tensor
-    draws: tuple[Draw, ...] | None
-    stacks: tuple[StackedDraws, ...]
-
-    @cached_property
-    def tensors(self) -> dict[str, Tensor]:
-        """What must be saved of it, so that `GradientEmbedding.restore` can make the rest without looking at data."""
-        places = [(s, name) for s, some in enumerate(self.statistics) for name in some]
-        about = {"plan": self.plan.as_data(), "stacked": bool(self.stacks), "statistics": places}
-        text = torch.tensor(list(json.dumps(about).encode()), dtype=torch.uint8)
-        values = {f"statistic {i}": self.statistics[s][name] for i, (s, name) in enumerate(places)}
-        if self.scales:
-            values["output scales"] = torch.stack([scale.outputs for scale in self.scales])  # (inits, 2, outputs)
-            values["target scale"] = self.scales[0].targets
-        return {"plan": text, "fingerprint": self.fingerprint, **values}
 
 
 class GradientEmbedding:
@@ -363,8 +329,8 @@ class GradientEmbedding:
             if not together:  # the larger part of the work is to make a draw: each is made once
                 for s in range(self.inits):
                     draw = self._draw(s, prepared.plan, prepared.statistics, prepared.scales)
-                    if s == 0 and not _alike(_fingerprint(draw.model)[None], prepared.fingerprint):
-                        raise ValueError(_OTHER_MODELS)
+                    if s == 0 and not alike(fingerprint_of(draw.model)[None], prepared.fingerprint):
+                        raise ValueError(OTHER_MODELS)
                     for rows in chunks:
                         yield rows, slice(s, s + 1), draw, examples(rows)
                         bar.advance()
@@ -378,7 +344,7 @@ class GradientEmbedding:
         inputs, targets = check_examples(inputs, targets)
         with plain_attention(), full_precision():
             models = [self._model(s) for s in range(min(2, self.inits))]
-            _check_draws(models)
+            check_draws(models)
             statistics: tuple[dict[str, Tensor], ...] = ({},) * self.inits
             first = map_inputs(lambda t: t[:CALIBRATION_ROWS], inputs)
             if self.calibrate and calibrate(models[0], first):
@@ -434,8 +400,8 @@ class GradientEmbedding:
             outputs, targets = (tensors[name].to(self.device) for name in ("output scales", "target scale"))
             scales = tuple(ScaledLoss(self._losses, one, targets) for one in outputs)
         prepared = self._assembled(Plan.from_data(about["plan"]), statistics, scales, stacked=about["stacked"])
-        if not _alike(prepared.fingerprint, tensors["fingerprint"]):
-            raise ValueError(_OTHER_MODELS)
+        if not alike(prepared.fingerprint, tensors["fingerprint"]):
+            raise ValueError(OTHER_MODELS)
         return prepared
 
     def _assembled(
@@ -453,7 +419,7 @@ class GradientEmbedding:
         prints = []
         for s in range(self.inits):
             draw = self._draw(s, plan, statistics, scales)
-            prints.append(_fingerprint(draw.model))
+            prints.append(fingerprint_of(draw.model))
             if self.inits * draw.nbytes() > _KEEP_BYTES:
                 break
             draws.append(draw)
@@ -477,7 +443,7 @@ class GradientEmbedding:
         model = self._model(s)
         found = {name: tuple(p.shape) for name, p in model.named_parameters() if name in plan.shapes}
         if found != plan.shapes:
-            raise ValueError(_OTHER_MODELS)
+            raise ValueError(OTHER_MODELS)
         set_statistics(model, statistics[s])
         if plan.channels_last:
             put_channels_last(model)
@@ -532,36 +498,7 @@ def _check_layers(layers: Any) -> str | tuple[str, ...]:
     raise ValueError(f"layers must be 'auto', 'all', 'last' or names of modules, got {layers!r}")
 
 
-_OTHER_MODELS = (
-    "make_model must draw the models that were drawn before, got others: "
-    "use the same architecture, options and torch version, and no weights that are being trained, or start anew"
-)
-
-
 _NOT_FINITE = "must be finite, got NaN or infinity: scale the inputs or check the loss"
-
-
-def _check_draws(models: Sequence[nn.Module]) -> None:
-    """Tell of a `make_model` whose draws are all the same: one of them would do."""
-    check_not_lazy(models[0])
-    trainable = [[p for p in model.parameters() if p.requires_grad] for model in models]
-    if len(models) == 2 and trainable[0] and all(map(torch.equal, *trainable)):
-        warnings.warn(
-            "make_model should draw new weights at each call, got the same ones twice: "
-            "gradients are matched at one model only; initialise inside make_model, or pass inits=1",
-            stacklevel=3,
-        )
-
-
-def _fingerprint(model: nn.Module) -> Tensor:
-    """How many numbers a draw has, and how large they are."""
-    parameters = list(model.parameters())
-    size = sum((p.detach().double().abs().sum() for p in parameters), torch.zeros((), dtype=torch.float64))
-    return torch.stack([torch.tensor(float(sum(p.numel() for p in parameters)), dtype=torch.float64), size.cpu()])
-
-
-def _alike(now: Tensor, before: Tensor) -> bool:
-    return now.shape == before.shape and torch.allclose(now, before.cpu(), rtol=1e-4)
 
 
 def _slow(rest: Mapping[str, str]) -> str:

@@ -27,7 +27,7 @@ from recollect.embedding import GradientEmbedding, MakeModel
 from recollect.experiments.experiment import Experiment
 from recollect.files import write_atomically
 from recollect.memories import GradientMatching, Memory
-from recollect.memories.memory import Choice
+from recollect.memories.choice import Choice
 from recollect.streams import Stream
 
 ELSEWHERE = (

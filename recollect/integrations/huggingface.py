@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from recollect.candidates import SHORTLIST
 from recollect.embedding import MakeModel
 from recollect.integrations.extras import needed_for
 from recollect.losses import IGNORED, LossFunction, check_losses, squared_error
 from recollect.pursuit import Coreset
 from recollect.randomness import derive_seed, seeded
-from recollect.selection import SHORTLIST
 from recollect.selection import select as select_examples
 
 with needed_for("huggingface"):
@@ -76,7 +76,7 @@ def select(
             last one where labels are class numbers and the model ends in a linear layer, otherwise all.
         batch_size: rows per pass; bounds memory and changes nothing else.
         device: where to compute.
-        shortlist: how many rows per kept one are candidates, drawn at random; None for all.
+        shortlist: how many rows per kept one are candidates, ten by default, drawn at random; None for all.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.
 

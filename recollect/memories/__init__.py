@@ -7,16 +7,19 @@ from typing import Any
 
 from recollect.embedding import Init, MakeModel
 from recollect.losses import LossFunction
+from recollect.memories.choice import Choice
 from recollect.memories.class_balanced import ClassBalanced
 from recollect.memories.clustering import Clustering
+from recollect.memories.description import name_of, plain_options
 from recollect.memories.features import Features
 from recollect.memories.gradient_matching import GradientMatching
 from recollect.memories.gss import GSS
 from recollect.memories.herding import Herding
 from recollect.memories.local_gradient_matching import LocalGradientMatching
-from recollect.memories.memory import Choice, Examples, Loader, Memory, Sample, name_of, plain_options
+from recollect.memories.memory import Memory
 from recollect.memories.rehearsal import rehearsal_loader
 from recollect.memories.reservoir import Reservoir
+from recollect.memories.samples import Examples, Loader, Sample
 from recollect.memories.sliding_window import SlidingWindow
 from recollect.memories.storage import read_folder
 

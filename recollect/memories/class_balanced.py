@@ -8,7 +8,8 @@ from torch import nn
 
 from recollect.batch import Batch
 from recollect.classes import class_labels
-from recollect.memories.memory import Choice, Memory
+from recollect.memories.choice import Choice
+from recollect.memories.memory import Memory
 from recollect.randomness import uniform_keys
 
 

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.batch import Batch
+from recollect.memories.choice import Choice
 from recollect.memories.features import Features, check_features, features_of
-from recollect.memories.memory import Choice, Memory
+from recollect.memories.memory import Memory
 from recollect.randomness import derive_seed, seeded
 
 Rows = NDArray[np.float32]  # (n, features)

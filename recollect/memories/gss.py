@@ -9,8 +9,10 @@ from torch import nn
 from recollect.batch import Batch
 from recollect.checks import check_count
 from recollect.losses import LossFunction, get_loss
+from recollect.memories.choice import Choice
+from recollect.memories.description import plain_options
 from recollect.memories.local_embedding import embed_at
-from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.memories.memory import Memory
 from recollect.randomness import uniform_keys
 
 _MOST_COMPARISONS = 10_000  # random numbers for all of them are drawn at once

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from recollect.batch import Batch
 from recollect.classes import class_labels
+from recollect.memories.choice import Choice
 from recollect.memories.features import Features, check_features, features_of
-from recollect.memories.memory import Choice, Memory
+from recollect.memories.memory import Memory
 
 
 class Herding(Memory):

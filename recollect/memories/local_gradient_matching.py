@@ -9,10 +9,12 @@ from torch import nn
 from recollect.batch import Batch
 from recollect.embedding import ProjectionName
 from recollect.losses import LossFunction
+from recollect.memories.choice import Choice
+from recollect.memories.description import plain_options
 from recollect.memories.local_embedding import embed_at
-from recollect.memories.memory import Choice, Memory, plain_options
+from recollect.memories.memory import Memory
 from recollect.numerics import sum_rows
-from recollect.pursuit import Center, Nonnegative, Rule, pursue
+from recollect.pursuit import Center, Nonnegative, Rule, check_options, pursue
 
 
 class LocalGradientMatching(Memory):
@@ -83,6 +85,7 @@ class LocalGradientMatching(Memory):
             "hold_count": hold_count,
             "exact": exact,
         }
+        check_options(**self._pursuit)
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embeddings = embed_at(model, held, arrived, seed=self.seed, **self._gradients)

@@ -1,22 +1,21 @@
 """What all memories share: bounded, weighted, in stream order, and never half-updated."""
 
 import copy
-import inspect
-import json
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from os import PathLike
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from recollect.arrays import as_tensor
-from recollect.batch import Batch, Inputs, check_device, check_same_form, describe_weights, map_inputs, named_tensors
+from recollect.batch import Batch, Inputs, check_device, check_same_form, describe_weights, named_tensors
 from recollect.checks import check_count, check_flag, check_seed
+from recollect.memories.choice import Choice, check_choice, kept_of
+from recollect.memories.description import as_text, check_restored, checked_options, form_of, name_of, rebuild
+from recollect.memories.samples import Examples, Loader, Sample, as_sample
 from recollect.memories.storage import write_folder
 from recollect.numerics import full_precision
 from recollect.randomness import generator
@@ -24,29 +23,6 @@ from recollect.sources import Stream, examples_of, recut
 
 _BLOCK_ROWS = 4096  # of a stream that are held at once
 TOTAL, OWN = "total weight", "own weights"  # what is remembered where examples do not count as one each
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The answer of a memory: which examples stay, with what weight, and what to remember about them.
-
-    Attributes:
-        indices: ascending positions among those held, followed by those that arrived.
-        weights: one per index.
-        state: tensors that the memory needs for its next choice.
-    """
-
-    indices: Tensor
-    weights: Tensor
-    state: dict[str, Tensor] = field(default_factory=dict)
-
-
-class Sample(NamedTuple):
-    """Examples to train on: the loss is sum(weights * losses) / sum(weights)."""
-
-    inputs: Inputs
-    targets: Tensor
-    weights: Tensor
 
 
 class Memory(ABC):
@@ -140,9 +116,7 @@ class Memory(ABC):
             weights: how many each example stands for, where they already stand for several, as the `batch` of another
                 memory; one each by default. Those that stand for none are seen, and not kept.
         """
-        if not isinstance(model, nn.Module | None):
-            raise ValueError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
-        source = self._source(inputs, targets, target, weights)
+        source = self._source(inputs, targets, target, weights, model)
         if isinstance(source, Stream) and self.cuts_freely:
             passing = copy.copy(self)  # nothing of this memory changes before the stream has ended
             for block in recut(source.batches(self.seen, like=self._batch), _BLOCK_ROWS):
@@ -151,8 +125,12 @@ class Memory(ABC):
         else:
             self._take(self._arriving(source, weights), model)
 
-    def _source(self, inputs: Any, targets: Any, target: str | None, weights: Any) -> tuple[Inputs, Tensor] | Stream:
-        """What was passed as data, if weights can go with it."""
+    def _source(
+        self, inputs: Any, targets: Any, target: str | None, weights: Any, model: nn.Module | None
+    ) -> tuple[Inputs, Tensor] | Stream:
+        """What was passed as data, if weights and model can go with it."""
+        if not isinstance(model, nn.Module | None):
+            raise ValueError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
         source = examples_of(inputs, targets, target)
         if weights is not None and isinstance(source, Stream):
             raise ValueError("weights must come with examples that are there whole, got a stream: pass tensors")
@@ -188,8 +166,8 @@ class Memory(ABC):
 
         What arrived may be some of `count` examples that stand for `weight`; its weights are those it came with.
         """
-        _check_choice(choice, len(held) + len(arrived), self.capacity)
-        kept = _kept(held, arrived, choice)
+        check_choice(choice, len(held) + len(arrived), self.capacity)
+        kept = kept_of(held, arrived, choice)
         state = {name: value.detach().to(self.device) for name, value in choice.state.items()}
         seen = self.seen + (len(arrived) if count is None else count)
         total = self._total(arrived) if weight is None else self.total_weight + weight
@@ -283,14 +261,14 @@ class Memory(ABC):
             raise ValueError(f"generator must be a torch.Generator or None, got {type(generator).__name__}")
         source = generator or self._generator
         order = torch.randperm(len(self.batch), generator=source, device=source.device)
-        return _as_sample(self.batch.take(order[:n]))
+        return as_sample(self.batch.take(order[:n]))
 
-    def loader(self, batch_size: int, shuffle: bool = True) -> "Loader":
+    def loader(self, batch_size: int, shuffle: bool = True) -> Loader:
         """Minibatches of (inputs, targets, weights), in a new order at each pass, of what is held when it begins."""
         return Loader(self, check_count("batch_size", batch_size), check_flag("shuffle", shuffle))
 
     @property
-    def dataset(self) -> "Examples":
+    def dataset(self) -> Examples:
         """What is held, now and after each update, as a torch dataset of (inputs, target, weight)."""
         return Examples(self)
 
@@ -328,7 +306,7 @@ class Memory(ABC):
             raise ValueError(f"state must be what state_dict returned, got {type(state).__name__}")
         mine, _ = self._description()
         for name in ("memory", "capacity", "seed", "options"):
-            wanted, got = _as_text(mine[name]), _as_text(state.get(name))
+            wanted, got = as_text(mine[name]), as_text(state.get(name))
             if got != wanted:
                 raise ValueError(
                     f"state must be of a memory that was made with the same arguments, {name} {wanted}, got {got}"
@@ -348,7 +326,7 @@ class Memory(ABC):
         tensors["generator"] = self._generator.get_state()
         form = None
         if self._batch is not None:
-            form = _form(self._batch.inputs)
+            form = form_of(self._batch.inputs)
             inputs = named_tensors(self._batch.inputs)
             tensors |= {f"inputs.{name}": value for name, value in inputs.items()}
             tensors |= {"targets": self._batch.targets, "weights": self._batch.weights, "ids": self._batch.ids}
@@ -358,7 +336,7 @@ class Memory(ABC):
             "seed": self.seed,
             "seen": self.seen,
             "inputs": form,
-            "options": _checked_options(type(self), self.options()),
+            "options": checked_options(type(self), self.options()),
         }
         return description, tensors
 
@@ -372,9 +350,9 @@ class Memory(ABC):
             state = {name: value.to(self.device, copy=True) for name, value in state.items()}
             batch = None
             if form is not None:
-                inputs = _rebuild(form, [tensors[f"inputs.{name}"] for name in form["names"]])
+                inputs = rebuild(form, [tensors[f"inputs.{name}"] for name in form["names"]])
                 batch = Batch(inputs, *(tensors[name] for name in ("targets", "weights", "ids"))).to(self.device)
-            _check_restored(batch, seen, self.capacity)
+            check_restored(batch, seen, self.capacity)
             batch = batch and batch.take(torch.arange(len(batch)))  # a copy of its own
         except (KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
             raise ValueError(f"a saved memory must fit together, got one that does not ({error!r})") from None
@@ -388,141 +366,3 @@ class Memory(ABC):
         self.__dict__.update(state)
         self._generator = torch.Generator()
         self._generator.set_state(state["_generator"])
-
-
-class Loader:
-    """An iterable of minibatches, which looks at its memory anew at each pass."""
-
-    def __init__(self, memory: Memory, batch_size: int, shuffle: bool) -> None:
-        self._memory, self._batch_size, self._shuffle = memory, batch_size, shuffle
-
-    def __len__(self) -> int:
-        return -(-len(self._memory) // self._batch_size)
-
-    def __iter__(self) -> Iterator[Sample]:
-        source = self._memory._generator if self._shuffle else None
-        return map(_as_sample, self._memory.batch.minibatches(self._batch_size, source))
-
-
-class Examples(Dataset[Sample]):
-    """What a memory holds, one example at a time; a copy in another process keeps what was held when it was made."""
-
-    def __init__(self, source: Memory | Batch) -> None:
-        self._source = source
-
-    def _now(self) -> Batch:
-        return self._source if isinstance(self._source, Batch) else self._source.batch
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Sample:
-        batch = self._now()
-        # Copies, which a transform may change: what is held stays as it came.
-        inputs = map_inputs(lambda t: t[index].clone(), batch.inputs)
-        return Sample(inputs, batch.targets[index].clone(), batch.weights[index].clone())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._now(),)
-
-
-def name_of(kind: type[Memory]) -> str:
-    """By what name a class is known in files: our own by theirs, others with their module."""
-    ours = kind.__module__.startswith("recollect.")
-    return kind.__name__ if ours else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _as_sample(batch: Batch) -> Sample:
-    return Sample(batch.inputs, batch.targets, batch.weights)
-
-
-def _kept(held: Batch, arrived: Batch, choice: Choice) -> Batch:
-    """The chosen examples, copied out of both without joining them."""
-    if len(choice.indices) == len(held) + len(arrived):
-        kept = held.followed_by(arrived)  # all of them: many small updates end here
-        return Batch(kept.inputs, kept.targets, choice.weights.to(kept.targets.device, torch.float32), kept.ids)
-    first = choice.indices < len(held)
-    kept = held.take(choice.indices[first]).followed_by(arrived.take(choice.indices[~first] - len(held)))
-    return Batch(kept.inputs, kept.targets, choice.weights.to(kept.targets.device, torch.float32), kept.ids)
-
-
-def _check_choice(choice: Choice, n: int, capacity: int) -> None:
-    """Refuse what cannot be kept, such as the choice of a memory that is being written."""
-    if not isinstance(choice, Choice):
-        raise ValueError(f"choose must return a Choice, got {type(choice).__name__}")
-    indices, weights = choice.indices, choice.weights
-    if indices.ndim != 1 or indices.dtype != torch.long or len(indices) > capacity:
-        raise ValueError(
-            f"choose must return at most {capacity} whole numbers as indices, "
-            f"got {indices.dtype} of shape {tuple(indices.shape)}"
-        )
-    if not _ascend(indices, n):
-        raise ValueError(f"choose must return ascending indices from 0 to {n - 1}, got others")
-    if weights.shape != indices.shape or not math.isfinite(weights.float().sum()):
-        raise ValueError(
-            f"choose must return one finite weight for each of {len(indices)} indices, got shape "
-            f"{tuple(weights.shape)} or weights that are not finite: are the inputs far from any sensible scale?"
-        )
-
-
-def _checked_options(kind: type[Memory], options: dict[str, Any]) -> dict[str, Any]:
-    """Options that can be written, and from which the memory can be made again."""
-    try:
-        json.dumps(options)
-        signature = inspect.signature(kind)
-        model = {"make_model": None} if "make_model" in signature.parameters else {}
-        signature.bind(capacity=0, seed=0, **model, **options)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"a memory must be made from capacity, seed and its options() as plain data to be saved, got {error} "
-            f"for {kind.__name__}: see the documentation of Memory"
-        ) from None
-    return options
-
-
-def _as_text(value: Any) -> str:
-    """Plain data as text that is the same for the same data."""
-    try:
-        return json.dumps(value, sort_keys=True)
-    except (TypeError, ValueError):
-        return f"something of type {type(value).__name__}"
-
-
-def _check_restored(batch: Batch | None, seen: Any, capacity: int) -> None:
-    """Refuse a saved state that no memory can be in."""
-    if not isinstance(seen, int) or seen < 0 or (batch is None) != (seen == 0):
-        raise ValueError(f"a saved memory must have seen a number of examples that fits what it holds, got {seen!r}")
-    if batch is None:
-        return
-    ids, n = batch.ids, len(batch)
-    lengths = {len(t) for t in (*named_tensors(batch.inputs).values(), batch.weights, ids)}
-    if lengths != {n} or n > capacity or batch.weights.dtype != torch.float32 or not batch.weights.isfinite().all():
-        raise ValueError(f"a saved memory must hold at most {capacity} examples, each with a weight, got others")
-    if ids.dtype != torch.long or not _ascend(ids, seen):
-        raise ValueError(f"a saved memory must hold ascending ids below the {seen} seen, got others")
-
-
-def _ascend(numbers: Tensor, end: int) -> bool:
-    """Whether these are ascending numbers from 0 to below the end."""
-    if not len(numbers):
-        return True
-    return int(numbers[0]) >= 0 and int(numbers[-1]) < end and bool((numbers[1:] > numbers[:-1]).all())
-
-
-def _form(inputs: Inputs) -> dict[str, Any]:
-    kind = "tensor" if isinstance(inputs, Tensor) else "dict" if isinstance(inputs, dict) else "tuple"
-    return {"kind": kind, "names": list(named_tensors(inputs))}
-
-
-def _rebuild(form: dict[str, Any], values: list[Tensor]) -> Inputs:
-    if form["kind"] == "tensor":
-        return values[0]
-    if form["kind"] == "dict":
-        return dict(zip(form["names"], values, strict=True))
-    return tuple(values)
-
-
-def plain_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Options as plain data; functions cannot be saved and are marked to be passed again."""
-    plain = {name: str(value) if isinstance(value, torch.device) else value for name, value in options.items()}
-    return {name: {"function": name} if callable(value) else value for name, value in plain.items()}

@@ -8,7 +8,8 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
 from recollect.batch import Batch, check_same_form, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
-from recollect.memories.memory import Examples, Memory, Sample
+from recollect.memories.memory import Memory
+from recollect.memories.samples import Examples, Sample
 from recollect.randomness import generator
 from recollect.sources import Stream, collated, examples_of, unpacked
 

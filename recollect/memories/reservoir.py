@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from recollect.batch import Batch, check_same_form
-from recollect.memories.memory import Choice, Memory
+from recollect.memories.choice import Choice
+from recollect.memories.memory import Memory
 from recollect.randomness import derive_seed, uniform_keys
 
 

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from recollect.batch import Batch
-from recollect.memories.memory import Choice, Memory
+from recollect.memories.choice import Choice
+from recollect.memories.memory import Memory
 
 
 class SlidingWindow(Memory):

@@ -4,10 +4,10 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from recollect.candidates import SHORTLIST
 from recollect.checks import check_count, check_seed
 from recollect.classes import check_classes
 from recollect.memories import ClassBalanced, Clustering, GradientMatching, Memory, Reservoir, SlidingWindow
-from recollect.selection import SHORTLIST
 from recollect.tables.kinds import Task
 from recollect.tables.reading import Reading
 from recollect.tables.summaries import KINDS

@@ -226,6 +226,15 @@ def test_a_bad_batch_changes_nothing(make: Callable[..., rc.Memory], bad: str) -
     assert same(memory, untouched)
 
 
+def test_a_model_that_is_none_changes_nothing(make: Callable[..., rc.Memory]) -> None:
+    memory, untouched = make(), make()
+    for m in (memory, untouched):
+        fill(m, [30])
+    with pytest.raises(ValueError, match=r"^model must be a torch.nn.Module or None, got int$"):
+        memory.update(*examples(30), model=3)  # type: ignore[arg-type]
+    assert same(memory, untouched)
+
+
 def test_the_memory_does_not_share_storage_with_what_it_was_given(make: Callable[..., rc.Memory]) -> None:
     memory = make()
     inputs, targets = examples(8)

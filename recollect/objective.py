@@ -1,0 +1,120 @@
+"""The true objective: how well a selection matches gradients at models that it has not seen (Eq. 2 and 3)."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recollect.arrays import as_tensor
+from recollect.batch import NO_INFERENCE, Batch, check_examples, forward, map_inputs
+from recollect.checks import check_count, check_seed
+from recollect.embedding import MakeModel, ScaleOutputs, calibrate, draw_model
+from recollect.embedding.initialisations import CALIBRATION_ROWS, check_not_lazy
+from recollect.embedding.plain import gradients_of
+from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
+from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
+from recollect.numerics import full_precision
+from recollect.pursuit import Coreset
+from recollect.randomness import derive_seed
+
+
+@full_precision()
+def matching_error(
+    make_model: MakeModel,
+    data: tuple[Any, Any],
+    coreset: Coreset | Batch,
+    *,
+    loss: str | LossFunction = "cross_entropy",
+    scale_outputs: ScaleOutputs = "auto",
+    inits: int = 10,
+    batch_size: int = 500,
+    seed: int = 0,
+) -> float:
+    """How far the coreset's gradient is from the gradient of all, at initialisations it has not seen.
+
+    This is the objective itself (Eq. 3), without projection: the norm of the difference of the two gradient sums
+    over the norm of the full one, over `inits` draws that no selection uses, whatever its seed. For the squared error
+    a draw is a model whose outputs are scaled to the targets of `data`, as in selecting.
+
+    Args:
+        make_model: returns a freshly initialised model at each call.
+        data: all inputs and targets.
+        coreset: row numbers of `data` with weights, or a memory's batch.
+        loss: as for selecting.
+        scale_outputs: as for selecting, by all targets of `data`.
+        inits: number of fresh initialisations.
+        batch_size: examples per pass.
+        seed: the same seed gives the same initialisations.
+
+    Example:
+        >>> from recollect import models
+        >>> x, y = torch.linspace(-1, 1, 40)[:, None], torch.arange(40) // 20
+        >>> everything = Coreset(torch.arange(40), torch.ones(40, dtype=torch.float64), error=0.0)
+        >>> matching_error(lambda: models.mlp(1, 2), (x, y), everything)
+        0.0
+    """
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ValueError(f"data must be the inputs and the targets of all examples, got {type(data).__name__}")
+    if not isinstance(coreset, Coreset | Batch):
+        raise ValueError(f"coreset must be a Coreset or a memory's batch, got {type(coreset).__name__}")
+    inputs, targets = check_examples(*data)
+    inits, seed = check_count("inits", inits), check_seed(seed)
+    everything = Batch.arriving(inputs, targets)
+    if isinstance(coreset, Coreset):
+        indices, weights = _rows_and_weights(coreset)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(targets):
+            raise ValueError(f"the coreset's indices must be rows of the {len(targets)} examples given")
+        chosen = everything.take(indices)
+        chosen = Batch(chosen.inputs, chosen.targets, weights, chosen.ids)
+    else:
+        chosen = coreset
+    check_scale_outputs(scale_outputs, loss)
+    plain = get_loss(loss)
+    scale = TargetScale.of(everything.targets) if scales(scale_outputs, loss) else None
+    difference = total = 0.0
+    for s in range(inits):
+        model = draw_model(make_model, derive_seed(seed, "fresh model", s))
+        calibrate(model, map_inputs(lambda t: t[:CALIBRATION_ROWS], everything.inputs))
+        per_example = plain
+        if scale is not None:
+            per_example = scaled_loss(model, everything.inputs, scale, plain, squared=plain is squared_error)
+        full = _gradient(model, everything, loss, per_example, batch_size)
+        kept = _gradient(model, chosen, loss, per_example, batch_size)
+        difference += float((full - kept).square().sum())
+        total += float(full.square().sum())
+    return math.sqrt(difference / total) if total else 0.0
+
+
+def _rows_and_weights(coreset: Coreset) -> tuple[Tensor, Tensor]:
+    """Of a coreset that may have been put together by hand, out of arrays or lists."""
+    indices, weights = as_tensor(coreset.indices, "indices"), as_tensor(coreset.weights, "weights")
+    indices = indices if indices.numel() else indices.long()  # an empty list is one of no numbers
+    whole = not indices.is_floating_point() and indices.dtype != torch.bool
+    if not whole or indices.ndim != 1 or weights.shape != indices.shape or not bool(weights.isfinite().all()):
+        raise ValueError(
+            "a coreset must have a finite weight for each of its row numbers, got indices of "
+            f"{indices.dtype} and shape {tuple(indices.shape)} and weights of shape {tuple(weights.shape)}"
+        )
+    return indices.long(), weights
+
+
+def _gradient(
+    model: torch.nn.Module, batch: Batch, loss: str | LossFunction, per_example: LossFunction, batch_size: int
+) -> Tensor:
+    """The gradient of the weighted sum of losses, flattened, in float64."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(NO_INFERENCE)
+    check_not_lazy(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError("the model must have at least one trainable parameter, got none")
+    total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
+    for part in batch.minibatches(batch_size):
+        with torch.enable_grad():
+            outputs = forward(model, part.inputs)
+            check_labels(outputs, part.targets, loss)
+            losses = check_losses(per_example(outputs, part.targets.to(outputs.device)), len(part))
+            gradients = gradients_of((losses * part.weights.to(losses)).sum(), parameters)
+        total += torch.cat([g.double().flatten() for g in gradients]).cpu()
+    return total
