@@ -5,7 +5,10 @@ is trained on each batch and the memory, for 20 epochs on tables and 5 on images
 training part after the last batch. A seed changes the rows, the memory and the training. Results are appended to
 `results/mixing.jsonl`; what is there is not repeated.
 
-`python benchmarks/mixing.py SET [...] [--seeds 0 1]`
+A step of "halves" and "counts" takes twice as many examples. `--half` gives them half the epochs, and so as much time
+as "weighted" has.
+
+`python benchmarks/mixing.py SET [...] [--seeds 0 1] [--half]`
 `python benchmarks/mixing.py --table`
 """
 
@@ -28,11 +31,13 @@ from recollect.learners.experience_replay import Mix
 RESULTS = Path(__file__).parent.parent / "results" / "mixing.jsonl"
 ROWS, HELD_OUT, SIZE = 8000, 5000, 200
 EPOCHS = {"ldpa": 20, "walking-activity": 20, "covertype": 20, "fashion-mnist": 5, "mnist": 5}
+PAIRED = ("halves", "counts")
 MEMORIES = ("recollect", "clustering", "reservoir")
 
 
-def measure(name: str, seed: int) -> None:
-    done = {(r["dataset"], r["seed"], r["memory"], r["mix"]) for r in read()}
+def measure(name: str, seed: int, *, half: bool) -> None:
+    done = {(r["dataset"], r["seed"], r["memory"], r["mix"], r["epochs"]) for r in read()}
+    mixes, epochs = (PAIRED, -(-EPOCHS[name] // 2)) if half else (get_args(Mix), EPOCHS[name])
     dataset = without_the_test_part(rc.datasets.load(name), seed)
     stream, make_model = STREAMS[DEFAULT_STREAMS[name]](dataset), make_model_for(dataset)
     makers = {
@@ -40,16 +45,15 @@ def measure(name: str, seed: int) -> None:
         "clustering": rc.Clustering,
         "reservoir": rc.Reservoir,
     }
-    for memory, mix in product(MEMORIES, get_args(Mix)):
-        if (name, seed, memory, mix) in done:
+    for memory, mix in product(MEMORIES, mixes):
+        if (name, seed, memory, mix, epochs) in done:
             continue
-        learner = rc.ExperienceReplay(
-            make_model, makers[memory](SIZE, seed=seed), epochs=EPOCHS[name], seed=seed, mix=mix
-        )
+        learner = rc.ExperienceReplay(make_model, makers[memory](SIZE, seed=seed), epochs=epochs, seed=seed, mix=mix)
         for inputs, targets in stream.batches:
             learner.observe(inputs, targets)
         accuracy = 100 * rc.metrics.accuracy(learner.predict(stream.test.inputs), stream.test.targets)
-        told = {"dataset": name, "seed": seed, "memory": memory, "mix": mix, "accuracy": round(accuracy, 2)}
+        told = {"dataset": name, "seed": seed, "memory": memory, "mix": mix, "epochs": epochs}
+        told["accuracy"] = round(accuracy, 2)
         with RESULTS.open("a") as file:
             file.write(json.dumps(told) + "\n")
         print(told, flush=True)
@@ -64,15 +68,19 @@ def without_the_test_part(dataset: Dataset, seed: int) -> Dataset:
 
 
 def read() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    results = [json.loads(line) for line in lines]
+    return [{"epochs": EPOCHS[r["dataset"]], **r} for r in results]  # the first runs all had as many
 
 
 def print_table() -> None:
     results, mixes = read(), get_args(Mix)
-    print("| | memory | " + " | ".join(f'`"{mix}"`' for mix in mixes) + " |\n" + "|---" * (2 + len(mixes)) + "|")
+    titles = [*(f'`"{mix}"`' for mix in mixes), *(f'`"{mix}"`, half the epochs' for mix in PAIRED)]
+    print("| | memory | " + " | ".join(titles) + " |\n" + "|---" * (2 + len(titles)) + "|")
     for name, memory in product(EPOCHS, MEMORIES):
         found = [r for r in results if (r["dataset"], r["memory"]) == (name, memory)]
-        cells = [[r["accuracy"] for r in found if r["mix"] == mix] for mix in mixes]
+        columns = [*((mix, EPOCHS[name]) for mix in mixes), *((mix, -(-EPOCHS[name] // 2)) for mix in PAIRED)]
+        cells = [[r["accuracy"] for r in found if (r["mix"], r["epochs"]) == column] for column in columns]
         if any(cells):
             print(f"| {name} | {memory} | " + " | ".join(map(told, cells)) + " |")
 
@@ -88,9 +96,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("datasets", nargs="*", choices=[*EPOCHS, []])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
+    parser.add_argument("--half", action="store_true")
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
     for name, seed in product(asked.datasets, asked.seeds):
-        measure(name, seed)
+        measure(name, seed, half=asked.half)
     if asked.table:
         print_table()
