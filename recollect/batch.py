@@ -85,16 +85,11 @@ class Batch:
 
     def followed_by(self, other: "Batch") -> "Batch":
         """The examples of both, in order."""
-        return Batch(
-            join_inputs(self.inputs, other.inputs),
-            torch.cat([self.targets, other.targets]),
-            torch.cat([self.weights, other.weights]),
-            torch.cat([self.ids, other.ids]),
-        )
+        return Batch.joined([self, other])
 
     @classmethod
     def joined(cls, batches: "Iterable[Batch]") -> "Batch":
-        """The examples of all, in order."""
+        """The examples of all, in order; inputs of a dict are joined by name, whatever their order."""
         some = list(batches)
         if len(some) == 1:
             return some[0]
@@ -107,8 +102,8 @@ class Batch:
         """Pieces of at most `size` examples, shuffled if there is a generator."""
         size = check_count("batch_size", size)
         order = torch.arange(len(self)) if generator is None else torch.randperm(len(self), generator=generator)
-        for rows in order.split(min(size, max(1, len(self)))):
-            yield self.take(rows)
+        if len(self):
+            yield from map(self.take, order.split(min(size, len(self))))
 
 
 def map_inputs(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
@@ -127,12 +122,6 @@ def named_tensors(inputs: Inputs) -> dict[str, Tensor]:
     if isinstance(inputs, dict):
         return inputs
     return {str(i): value for i, value in enumerate(inputs)}
-
-
-def join_inputs(first: Inputs, second: Inputs) -> Inputs:
-    """Concatenate along the examples; both must have the same structure."""
-    others = iter(named_tensors(second).values())
-    return map_inputs(lambda t: torch.cat([t, next(others)]), first)
 
 
 def form_of(value: Tensor) -> str:
@@ -333,7 +322,7 @@ def check_device(device: Any) -> torch.device:
 def check_same_form(known: Batch, arrived: Batch) -> None:
     """Refuse examples whose shape, type or structure differs from those already held."""
     a, b = named_tensors(known.inputs), named_tensors(arrived.inputs)
-    if type(known.inputs) is not type(arrived.inputs) or a.keys() != b.keys():
+    if _kind(known.inputs) is not _kind(arrived.inputs) or a.keys() != b.keys():
         raise ValueError(
             f"inputs must keep their structure, {_structure(known.inputs)} so far, got {_structure(arrived.inputs)}"
         )
@@ -345,6 +334,10 @@ def check_same_form(known: Batch, arrived: Batch) -> None:
             )
         if old.dtype != new.dtype:
             raise ValueError(f"{what} must keep the type {old.dtype} of earlier examples, got {new.dtype}")
+
+
+def _kind(inputs: Inputs) -> type:
+    return next(kind for kind in (Tensor, dict, tuple) if isinstance(inputs, kind))
 
 
 def _structure(inputs: Inputs) -> str:

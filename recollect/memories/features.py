@@ -27,8 +27,9 @@ def features_of(batch: Batch, function: Features | None, width: int | None) -> T
         width: how many numbers each example had so far, if there were any.
     """
     if function is None:
-        tensors = named_tensors(batch.inputs).values()
-        return torch.cat([value.reshape(len(batch), -1).float() for value in tensors], dim=1)
+        tensors = named_tensors(batch.inputs)
+        names = sorted(tensors) if isinstance(batch.inputs, dict) else tensors  # a dict may come in another order
+        return torch.cat([tensors[name].reshape(len(batch), -1).float() for name in names], dim=1)
     features = function(batch.inputs)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(batch):
         got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else type(features).__name__

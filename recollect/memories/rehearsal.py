@@ -100,10 +100,11 @@ class Arriving(Dataset[Sample]):
 
 def _fitted(arrived: Batch, like: Batch) -> Batch:
     """In the types of what is held, where nothing is lost: Python's numbers are of types of their own."""
-    wanted = iter(named_tensors(like.inputs).values())
+    wanted = named_tensors(like.inputs)
 
     def fit(value: Tensor, other: Tensor | None) -> Tensor:
         return value.to(other.dtype) if other is not None and torch.can_cast(value.dtype, other.dtype) else value
 
-    inputs = map_inputs(lambda t: fit(t, next(wanted, None)), arrived.inputs)
+    fitted = iter([fit(value, wanted.get(name)) for name, value in named_tensors(arrived.inputs).items()])
+    inputs = map_inputs(lambda _: next(fitted), arrived.inputs)
     return Batch(inputs, fit(arrived.targets, like.targets), arrived.weights, arrived.ids)

@@ -235,6 +235,29 @@ def test_a_model_that_is_none_changes_nothing(make: Callable[..., rc.Memory]) ->
     assert same(memory, untouched)
 
 
+def test_inputs_by_name_may_come_in_any_order(make: Callable[..., rc.Memory]) -> None:
+    straight, mixed = make(), make()
+    for seed in range(3):
+        right, targets = examples(10, seed)
+        inputs = {"left": -right, "right": right}
+        straight.update(inputs, targets, model=the_model())
+        mixed.update(inputs if seed == 0 else dict(reversed(inputs.items())), targets, model=the_model())
+    assert mixed.batch.ids.tolist() == straight.batch.ids.tolist()
+    assert torch.equal(mixed.batch.inputs["left"], -mixed.batch.inputs["right"])  # type: ignore[call-overload]
+    assert torch.equal(mixed.batch.inputs["left"], straight.batch.inputs["left"])  # type: ignore[call-overload]
+
+
+def test_a_subclass_of_tensors_and_plain_ones_may_follow_each_other(make: Callable[..., rc.Memory]) -> None:
+    class Image(Tensor):
+        """As those of torchvision."""
+
+    memory = make()
+    for seed in range(2):
+        inputs, targets = examples(10, seed)
+        memory.update(inputs if seed else inputs.as_subclass(Image), targets, model=the_model())
+    assert memory.seen == 20
+
+
 def test_the_memory_does_not_share_storage_with_what_it_was_given(make: Callable[..., rc.Memory]) -> None:
     memory = make()
     inputs, targets = examples(8)
@@ -799,6 +822,13 @@ def test_forgotten_examples_are_gone_and_the_stream_goes_on(make: Callable[..., 
             one.update(*examples(40, seed=3), model=the_model())
         assert same(memory, loaded)
         assert not torch.isin(memory.batch.ids, gone).any()
+
+
+def test_a_memory_of_which_all_was_forgotten_has_no_minibatches(make: Callable[..., rc.Memory]) -> None:
+    memory = make()
+    fill(memory, [8])
+    memory.forget(memory.batch.ids)
+    assert len(memory.loader(4)) == len(list(memory.loader(4))) == 0
 
 
 def test_ids_that_were_never_seen_cannot_be_forgotten(make: Callable[..., rc.Memory]) -> None:
