@@ -651,6 +651,30 @@ def test_what_was_prepared_is_restored_without_data(network: str) -> None:
         rc.GradientEmbedding(make_model, seed=1, **options).restore(embedding.prepared.tensors)
 
 
+class Pretrained(nn.Module):
+    """A large backbone that is always the same, a small head, and a buffer."""
+
+    def __init__(self, shift: float = 0.0) -> None:
+        super().__init__()
+        self.backbone, self.head = nn.Linear(6, 20_000, bias=False), nn.Linear(20_000, 3, bias=False)
+        nn.init.constant_(self.backbone.weight, 0.1)
+        self.register_buffer("shift", torch.tensor(shift))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.backbone(x - self.shift))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("seed", "shift"), [(1, 0.0), (0, 5.0)])
+def test_another_head_or_buffer_is_seen_beside_a_large_backbone_that_is_the_same(seed: int, shift: float) -> None:
+    embedding = rc.GradientEmbedding(Pretrained, inits=2, dim=60)
+    embedding.embed(NETWORKS["mlp"][1], LABELS)
+    assert embedding.prepared is not None
+    rc.GradientEmbedding(Pretrained, inits=2, dim=60).restore(embedding.prepared.tensors)
+    other = rc.GradientEmbedding(partial(Pretrained, shift), inits=2, dim=60, seed=seed)
+    with pytest.raises(ValueError, match="make_model must draw the models that were drawn before, got others"):
+        other.restore(embedding.prepared.tensors)
+
+
 def test_unprojected_last_layer_gradients_are_kept_as_factors() -> None:
     make_model, inputs = NETWORKS["cnn"]
     options = {"inits": 3, "layers": "last", "projection": None, "batch_size": 3}

@@ -604,6 +604,11 @@ def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
     memory.forget(lost, inputs[lost], targets[lost])
     left -= rows[lost].sum(0)
     assert float((memory.target - left).norm() / left.norm()) < 1e-6
+    some = [*held, *lost]
+    assert memory.forget(some, inputs[some], targets[some]).tolist() == []  # nothing is taken out twice
+    assert float((memory.target - left).norm() / left.norm()) < 1e-6
+    with pytest.raises(ValueError, match=r"^ids must differ where their examples are passed, got some twice"):
+        memory.forget([59 if 59 not in memory.batch.ids else 58] * 2, inputs[:2], targets[:2])
     fitted = memory.batch.weights.double() @ (rows[memory.batch.ids])
     assert options or memory.error == pytest.approx(float((fitted - left).norm() / left.norm()), rel=1e-3)
 
@@ -647,3 +652,18 @@ def test_a_stream_of_unknown_length_is_chosen_from_as_if_it_came_at_once(monkeyp
         passing.update(iter([(inputs[i : i + 40], targets[i : i + 40]) for i in range(0, count, 40)]))
         assert torch.equal(whole.batch.ids, passing.batch.ids)
         assert torch.equal(whole.batch.weights, passing.batch.weights)
+
+
+def test_what_was_forgotten_stays_known_to_later_choices_and_merged_memories() -> None:
+    first, second = (rc.GradientMatching(make_model, 12, inits=2, dim=50) for _ in range(2))
+    inputs, targets = examples(60)
+    for memory in (first, second):
+        memory.update(inputs, targets)
+    gone = first.batch.ids[:2].tolist()
+    second.forget(gone)
+    second.update(*examples(60, seed=1))
+    merged = first.merge(second)
+    target = merged.target
+    twice = [60 + i for i in gone]
+    assert merged.forget(twice, inputs[gone], targets[gone]).tolist() == []
+    assert torch.allclose(merged.target, target)

@@ -456,3 +456,16 @@ def test_local_matching_counts_whole_weights_as_copies() -> None:
         for m in (weighted, copied)
     ]
     assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 0.02
+
+
+def test_a_reservoir_stays_uniform_after_some_were_forgotten() -> None:
+    kept = torch.zeros(300)
+    for seed in range(1500):
+        memory = rc.Reservoir(20, seed=seed)
+        memory.update(torch.zeros(200, 1), torch.zeros(200))
+        memory.forget(range(0, 200, 2))
+        memory.update(torch.zeros(100, 1), torch.zeros(100))
+        kept[memory.batch.ids] += 1
+    assert kept[:200:2].sum() == 0
+    old, new = float(kept[1:200:2].mean()), float(kept[200:].mean())
+    assert new == pytest.approx(old, rel=0.05)  # each is kept with the same probability, 0.07

@@ -45,6 +45,7 @@ def damage(folder: Path, how: str) -> None:
             tensors.write_bytes(content)
         case _:
             changes: dict[str, dict[str, object]] = {
+                "version before": {"version": 2},
                 "newer version": {"version": 99},
                 "no version": {"version": None},
                 "another document": {"format": "recollect store"},
@@ -69,9 +70,10 @@ def damage(folder: Path, how: str) -> None:
         ("no tensors", "which is missing: it is incomplete"),
         ("truncated tensors", "damaged or truncated"),
         ("changed tensors", "damaged or truncated"),
-        ("older version", "must be of format version 2, got 1: an older recollect wrote it"),
-        ("newer version", "must be of format version 2, got 99: update recollect"),
-        ("no version", "must be of format version 2, got None"),
+        ("older version", "must be of format version 3, got 1: an older recollect wrote it"),
+        ("version before", "must be of format version 3, got 2: an older recollect wrote it"),
+        ("newer version", "must be of format version 3, got 99: update recollect"),
+        ("no version", "must be of format version 3, got None"),
         ("another document", "must describe a recollect memory, got something else"),
         ("a path", "must name a tensor file of its folder, got '../../secret.safetensors'"),
         ("unknown memory", "os.system"),

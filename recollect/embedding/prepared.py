@@ -1,7 +1,6 @@
 """What is decided once, on first sight of data, and how draws are told from others."""
 
 import json
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from recollect.embedding.initialisations import check_not_lazy
 from recollect.embedding.plan import Plan
 from recollect.embedding.scaling import ScaledLoss
 from recollect.embedding.stacked import StackedDraws
+from recollect.warning import warn
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Prepared:
         return {"plan": text, "fingerprint": self.fingerprint, **values}
 
 
+_SHOWN = 4  # numbers of each parameter that tell draws apart
+
 OTHER_MODELS = (
     "make_model must draw the models that were drawn before, got others: "
     "use the same architecture, options and torch version, and no weights that are being trained, or start anew"
@@ -60,20 +62,25 @@ def check_draws(models: Sequence[nn.Module]) -> None:
     check_not_lazy(models[0])
     trainable = [[p for p in model.parameters() if p.requires_grad] for model in models]
     if len(models) == 2 and trainable[0] and all(map(torch.equal, *trainable)):
-        warnings.warn(
+        warn(
             "make_model should draw new weights at each call, got the same ones twice: "
-            "gradients are matched at one model only; initialise inside make_model, or pass inits=1",
-            stacklevel=3,
+            "gradients are matched at one model only; initialise inside make_model, or pass inits=1"
         )
 
 
 def fingerprint_of(model: nn.Module) -> Tensor:
-    """How many numbers a draw has, and how large they are."""
-    parameters = list(model.parameters())
-    size = sum((p.detach().double().abs().sum() for p in parameters), torch.zeros((), dtype=torch.float64))
-    return torch.stack([torch.tensor(float(sum(p.numel() for p in parameters)), dtype=torch.float64), size.cpu()])
+    """Of each parameter and buffer: how many numbers it has, how large they are, and a few of them.
+
+    So a small head that was drawn anew is seen beside a large backbone that was not.
+    """
+    told = []
+    for tensor in (t.detach() for t in (*model.parameters(), *model.buffers()) if t.numel()):
+        some = tensor.flatten()[:: max(1, tensor.numel() // _SHOWN)][:_SHOWN].double().cpu()
+        size = tensor.double().abs().sum().cpu()
+        told += [torch.tensor([tensor.numel()], dtype=torch.float64), size[None], some]
+    return torch.cat(told)
 
 
 def alike(now: Tensor, before: Tensor) -> bool:
     """Whether these are fingerprints of the same draws, up to rounding."""
-    return now.shape == before.shape and torch.allclose(now, before.cpu(), rtol=1e-4)
+    return now.shape == before.shape and torch.allclose(now, before.cpu(), rtol=1e-4, atol=1e-6)

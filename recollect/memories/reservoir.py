@@ -51,7 +51,7 @@ class Reservoir(Memory):
         keys = uniform_keys(self.seed, arrived.ids)
         if "keys" in self._state:
             keys = torch.cat([self._state["keys"], keys])
-        return _smallest(keys, self.capacity, self._total(arrived), self._state)
+        return _smallest(keys, self.capacity, self._total(arrived), self._state, self._bound())
 
     def merge(self, other: Memory) -> Self:
         """A uniform sample of what both have seen. The other stream's ids follow this one's.
@@ -87,18 +87,29 @@ class Reservoir(Memory):
         else:
             keys = other._state["keys"].to(self.device)
             keys = torch.cat([self._state.get("keys", keys[:0]), keys])
-            choice = _smallest(keys, capacity, total, {"sources": sources})
+            bound = torch.minimum(self._bound(), other._bound().to(self.device))
+            choice = _smallest(keys, capacity, total, {"sources": sources}, bound)
         own = torch.cat([self._own(mine, nothing), other._own(other.batch, nothing).to(self.device)])
         merged._commit(nothing, replace(both, weights=own), choice, count, total)
         return merged
 
     def forget(self, ids: Any) -> Tensor:
+        """Remove examples that must be deleted; returns those of the ids that were not held.
+
+        Their places are taken again as slowly as a reservoir takes in new examples, so that the sample stays uniform.
+        The others' weights are scaled to add up to that much less than before. On any error the memory is as before.
+
+        Args:
+            ids: places in the stream, as in `batch.ids`.
+        """
         missing = super().forget(ids)
         if "adjusted" in self._state:
             self._state["adjusted"] = self.batch.weights.double()
         return missing
 
-    forget.__doc__ = Memory.forget.__doc__
+    def _bound(self) -> Tensor:
+        """The smallest key that did not stay; examples with larger ones would not have stayed either."""
+        return self._state.get("bound", torch.tensor(torch.inf, dtype=torch.float64).to(self.device))
 
     def _adjusted(self) -> Tensor:
         """What each example held stands for, in float64."""
@@ -114,10 +125,15 @@ class Reservoir(Memory):
         return torch.tensor([derive_seed(self.seed, "keys")]).to(self.device)
 
 
-def _smallest(keys: Tensor, capacity: int, total: float, state: dict[str, Tensor]) -> Choice:
-    count = min(capacity, len(keys))
-    indices = keys.topk(count, largest=False).indices.sort().values
-    return Choice(indices, torch.full((count,), total / count), {**state, "keys": keys[indices]})
+def _smallest(keys: Tensor, capacity: int, total: float, state: dict[str, Tensor], bound: Tensor) -> Choice:
+    """Those with the smallest keys, of which none is above the bound: where some were forgotten there may be fewer."""
+    some = (keys < bound).nonzero()[:, 0]
+    indices = some[keys[some].topk(min(capacity, len(some)), largest=False).indices].sort().values
+    gone = torch.ones_like(keys, dtype=torch.bool)
+    gone[indices] = False
+    bound = torch.minimum(bound, keys[gone].min()) if bool(gone.any()) else bound
+    about = {**state, "keys": keys[indices]} | ({"bound": bound} if bool(bound.isfinite()) else {})
+    return Choice(indices, torch.full((len(indices),), total / max(1, len(indices))), about)
 
 
 def _thinned(weights: Tensor, capacity: int, draws: Tensor, state: dict[str, Tensor]) -> Choice:
@@ -132,7 +148,7 @@ def _thinned(weights: Tensor, capacity: int, draws: Tensor, state: dict[str, Ten
             gone, held = drop_one(held, float(draw))
             del kept[gone]
     indices, adjusted = torch.tensor(kept).to(weights.device), torch.from_numpy(held).to(weights.device)
-    about = {name: value for name, value in state.items() if name != "keys"}
+    about = {name: value for name, value in state.items() if name not in ("keys", "bound")}
     return Choice(indices, adjusted, {**about, "adjusted": adjusted})
 
 

@@ -24,7 +24,7 @@ from recollect.files import checksum, locked, remove_temporaries, seal, sync_fol
 from recollect.forms import parse
 
 FORMAT = "recollect memory"
-VERSION = 2
+VERSION = 3
 JSON_NAME = "memory.json"
 
 _TENSOR_NAME = re.compile(r"tensors-[0-9a-f]{64}\.safetensors")
@@ -104,15 +104,16 @@ def read_folder(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
 
 def _described(content: bytes, what: str) -> dict[str, Any]:
     """The document, with all that every memory has, in its form."""
-    if b'"version": 1,' in content[:100]:
-        raise ValueError(
-            f"{what} must be of format version {VERSION}, got 1: an older recollect wrote it, whose choices this one "
-            "cannot go on with: make the memory anew"
-        )
-    document = unseal(content, what)
+    unsealed = b'"version": 1,' in content[:100]  # as the first version was
+    document = {"format": FORMAT, "version": 1} if unsealed else unseal(content, what)
     if document.get("format") != FORMAT:
         raise ValueError(f"{what} must describe a {FORMAT}, got something else")
     version = document.get("version")
+    if isinstance(version, int) and 0 < version < VERSION:
+        raise ValueError(
+            f"{what} must be of format version {VERSION}, got {version}: an older recollect wrote it, whose choices "
+            "this one cannot go on with: make the memory anew"
+        )
     if version != VERSION:
         raise ValueError(f"{what} must be of format version {VERSION}, got {version!r}: update recollect")
     known = Description.__dataclass_fields__

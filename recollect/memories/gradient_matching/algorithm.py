@@ -18,7 +18,7 @@ from recollect.losses import cross_entropy, get_loss
 from recollect.memories.choice import Choice
 from recollect.memories.gradient_matching.choosing import Choosing
 from recollect.memories.gradient_matching.pool import Pool
-from recollect.memories.gradient_matching.record import Record, draws_of, tally_of
+from recollect.memories.gradient_matching.record import Record, draws_of, forgotten_of, tally_of
 from recollect.memories.memory import OWN, TOTAL, Memory
 from recollect.onepass import Arrivals, one_pass
 from recollect.sources import Stream
@@ -98,7 +98,7 @@ class Matching(Memory):
             coreset = choosing.everything(pool, self._own(held, waiting.followed_by(arrived)), seen)
         else:
             coreset = choosing.fitted(pool, total, seen, self.capacity - room)
-        choice = pool.choice(coreset, seen, prepared.tensors)
+        choice = pool.choice(coreset, seen, {**prepared.tensors, **forgotten_of(self._state)})
         if seen is not None or get_loss(embedding.loss) is cross_entropy:
             passed = pool.targets[:0] if arrivals is None else arrivals.classes.cpu()
             warn_of_lost_classes(torch.cat([pool.targets, passed]), pool.targets[choice.indices], self._classes[1])

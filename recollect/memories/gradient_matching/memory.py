@@ -18,7 +18,7 @@ from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionNa
 from recollect.losses import LossFunction
 from recollect.memories.description import plain_options
 from recollect.memories.gradient_matching.algorithm import Matching
-from recollect.memories.gradient_matching.record import Record, tally_of
+from recollect.memories.gradient_matching.record import FORGOTTEN, Record, tally_of
 from recollect.memories.memory import OWN, TOTAL, Memory
 from recollect.numerics import full_precision
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, check_options
@@ -285,7 +285,10 @@ class GradientMatching(Matching):
         else:
             total = self.total_weight + other.total_weight
             coreset = self._choosing.fitted(pool, total, both.seen, self.capacity)
-        merged, choice = copy(self), pool.choice(coreset, both.seen, both.draws)
+        none = torch.empty(0, dtype=torch.long)
+        gone = [m._state.get(FORGOTTEN, none).to(self.device) for m in (self, other)]
+        known = {**both.draws, FORGOTTEN: torch.cat([gone[0], gone[1] + self.seen])}
+        merged, choice = copy(self), pool.choice(coreset, both.seen, known)
         arrived = replace(both.held, weights=both.own)  # all of them, as if they came now
         merged._commit(arrived.take(torch.arange(0)), arrived, choice, other.seen, other.total_weight)
         return merged
@@ -303,8 +306,8 @@ class GradientMatching(Matching):
         """Remove examples that must be deleted, and take their gradients, as they came, out of the target.
 
         The weights of those that stay are fitted anew. Of an example that is no longer held nothing is known but its
-        part of the target: to take that out too, pass the examples themselves. Returns the ids that were not held.
-        On any error the memory is as before.
+        part of the target: to take that out too, pass the examples themselves. What was taken out once is not taken out
+        again. Returns the ids that were not held, and not forgotten before. On any error the memory is as before.
 
         Args:
             ids: places in the stream, as in `batch.ids`.
@@ -313,8 +316,9 @@ class GradientMatching(Matching):
             weights: with which these examples came, if not with one.
         """
         wanted = self._check_ids(ids)
-        missing = wanted[~torch.isin(wanted, self.batch.ids)]
-        settled = self._settled()
+        before = self._state.get(FORGOTTEN, wanted[:0])
+        missing = wanted[~torch.isin(wanted, torch.cat([self.batch.ids, before]))]
+        settled, gone = self._settled(), wanted[torch.isin(wanted, self.batch.ids)]
         others: tuple[Batch, Dictionary] | None = None
         if inputs is not None and len(missing):
             given = Batch.arriving(inputs, targets, weights=weights).to(self.device)
@@ -322,6 +326,7 @@ class GradientMatching(Matching):
             other = given.take(torch.isin(order, missing).nonzero()[:, 0])
             embedding, prepared = self._ready(other)
             others = other, embedding.dictionary(other.inputs, other.targets, prepared=prepared)
+            gone = wanted[torch.isin(wanted, before, invert=True)]
         left, lost = settled._record(self.device).without(wanted, others)
         pool, total = left.pool(), max(float(self._total_without(lost)), float(left.own.sum()))
         if len(left.held) and self.seen > self.capacity:
@@ -331,6 +336,7 @@ class GradientMatching(Matching):
         choice = pool.choice(coreset, left.seen, settled._state)
         kept = replace(left.held.take(choice.indices), weights=choice.weights.to(self.device, torch.float32))
         state = {**choice.state, TOTAL: torch.tensor(total, dtype=torch.float64).to(self.device)}
+        state[FORGOTTEN] = torch.cat([before, gone]).sort().values
         if OWN in state:
             state[OWN] = left.own[choice.indices.to(self.device)]
         self._batch, self._state = kept, state
@@ -341,6 +347,8 @@ class GradientMatching(Matching):
         order = torch.as_tensor(ids).to(self.device)
         if len(order) != len(given):
             raise ValueError(f"inputs must be those of the {len(order)} ids, got {len(given)}")
+        if len(order.unique()) < len(order):
+            raise ValueError("ids must differ where their examples are passed, got some twice: pass each once")
         return order
 
     def options(self) -> dict[str, Any]:

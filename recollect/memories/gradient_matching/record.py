@@ -12,7 +12,9 @@ from recollect.dictionary import Dictionary, joined, taken, weighted_sum
 from recollect.memories.gradient_matching.pool import Pool
 from recollect.memories.memory import OWN, TOTAL
 
-_NOT_OF_DRAWS = ("target", "embeddings", "factors", "error", "waiting", "classes", "counts", TOTAL, OWN)
+FORGOTTEN = "forgotten"  # ids whose gradients were taken out of the target, ascending
+
+_NOT_OF_DRAWS = ("target", "embeddings", "factors", "error", "waiting", "classes", "counts", FORGOTTEN, TOTAL, OWN)
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Record:
 def tally_of(state: Mapping[str, Tensor]) -> Tally | None:
     """How many of each class were seen, as a memory remembers it; None where classes do not matter."""
     return Tally(state["classes"].cpu(), state["counts"].cpu()) if "classes" in state else None
+
+
+def forgotten_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Which examples were taken out, as it is remembered: a choice changes nothing about that."""
+    return {name: value for name, value in state.items() if name == FORGOTTEN}
 
 
 def draws_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
