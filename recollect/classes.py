@@ -8,7 +8,6 @@ With `min_per_class` a class that pursuit leaves short of its places is matched 
 the class that add up best to a_c g_c. What these leave of the target is then matched by the rows of the other classes.
 """
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, SupportsIndex, TypeAlias
@@ -20,6 +19,7 @@ from recollect.checks import check_count, check_number
 from recollect.dictionary import Dictionary, part, taken, weighted_sum
 from recollect.losses import IGNORED
 from recollect.pursuit import Coreset, pursue
+from recollect.warning import warn
 
 ClassWeight: TypeAlias = Literal["balanced"] | Mapping[int, float]
 """By which factor the gradients of a class count; classes that a mapping does not name have factor one."""
@@ -225,9 +225,8 @@ def warn_of_lost_classes(before: Tensor, kept: Tensor, least: int = 0) -> None:
     lost = classes[torch.isin(classes, kept.long(), invert=True)].tolist()
     if lost:
         named = ", ".join(map(str, lost[:5])) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
-        warnings.warn(
+        warn(
             f"each class should keep an example, got none left of {len(lost)} of {len(classes)} (class {named}): "
             + ("keep more" if least else "pass min_per_class=1 or class_weight='balanced', or keep more"),
             LostClassWarning,
-            stacklevel=4,
         )

@@ -504,6 +504,7 @@ def test_one_outlier_is_kept_and_the_others_are_matched_as_if_it_were_not_there(
         with pytest.warns(UserWarning, match=r"carried by many rows, got 1 of 400 that dwarf the others") as caught:
             coreset = rc.pursue(G, 50)
         assert f"({others.error:.2g} for them alone)" in str(caught[0].message)
+        assert caught[0].filename == __file__  # whoever called, not where it was noticed
     else:
         coreset = rc.pursue(G, 50)
     assert coreset.indices[0] == 0
@@ -538,6 +539,15 @@ def test_an_outlier_that_the_target_does_not_hold_does_not_spoil_the_fit() -> No
     coreset = rc.pursue(G, 50, target=g)
     assert coreset.weights[coreset.indices == 0].sum() < 1e-3
     assert coreset.error < 0.05
+
+
+def test_a_target_of_nothing_but_outliers_is_that_of_their_rows() -> None:
+    G = random_rows(400, 60)
+    G[:2] *= 1e6
+    with pytest.warns(UserWarning, match="carried by many rows, got 2 of 400 that dwarf the others"):
+        coreset = rc.pursue(G, 20, target=G[:2].double().sum(0))
+    assert coreset.indices[:2].tolist() == [0, 1]
+    assert coreset.error < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ Differs from the paper:
 import copy
 import json
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -56,6 +55,7 @@ from recollect.losses import LossFunction, check_labels, check_losses, get_loss,
 from recollect.numerics import ExactSum, full_precision, lazy_zeros
 from recollect.progress import progress_bar
 from recollect.randomness import derive_seed, generator
+from recollect.warning import warn
 
 ProjectionName: TypeAlias = Literal["auto", "kronecker", "sparse"]
 
@@ -356,7 +356,7 @@ class GradientEmbedding:
             plan = self._planned(models[0], inputs, targets.to(self.device), losses)
             plan = replace(plan, channels_last=channels_last)
             if plan.rest:
-                warnings.warn(_slow(plan.rest), stacklevel=2)
+                warn(_slow(plan.rest))
             return self._assembled(plan, statistics, scales, inputs, targets)
 
     def _planned(self, model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> Plan:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ from recollect.embedding.plain import gradients_by_autograd
 from recollect.losses import LossFunction
 from recollect.numerics import single
 from recollect.randomness import seeded
+from recollect.warning import warn
 
 PROBES = 3
 """How many real examples each rule is compared with autograd on."""
@@ -166,10 +166,9 @@ def _check_alone(model: nn.Module, inputs: Inputs, targets: Tensor, losses: Loss
             )
         alone = one_by_one(lambda i: forward(model, map_inputs(lambda t: t[i : i + 1], inputs)))
     if not _close(together, alone):
-        warnings.warn(
+        warn(
             "each example should pass through the model by itself, got other losses for some examples together than "
-            "one by one: gradients depend on who comes along; let BatchNorm layers keep statistics",
-            stacklevel=2,
+            "one by one: gradients depend on who comes along; let BatchNorm layers keep statistics"
         )
 
 

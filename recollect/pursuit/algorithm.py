@@ -1,7 +1,6 @@
 """Alg. 1 as a function: from candidates and a target to indices and weights."""
 
 import math
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +17,7 @@ from recollect.pursuit.fit import RidgeFit
 from recollect.pursuit.outliers import find_outliers, sum_of, without
 from recollect.pursuit.problem import SINGLE, Center, Nonnegative, Problem, Rule, precision
 from recollect.pursuit.proposals import picks_per_scan
+from recollect.warning import warn
 
 MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
 DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
@@ -173,11 +173,11 @@ def pursue(
     if not (bool(torch.isfinite(weights).all()) and math.isfinite(missing)):
         raise ValueError("weights must be finite, got NaN or infinity: scale the embeddings or raise regularization")
     if carried:
-        alone = f" ({missing / float(problem.g.norm()):.2g} for them alone)" if aside else ""
-        warnings.warn(
+        others = float(problem.g.norm())
+        alone = f" ({missing / others:.2g} for them alone)" if aside and others else ""
+        warn(
             f"the target should be carried by many rows, got {len(outliers)} of {n} that dwarf the others, so that the "
-            f"error says little about these{alone}: look for outliers or unscaled features",
-            stacklevel=2,
+            f"error says little about these{alone}: look for outliers or unscaled features"
         )
     return Coreset(torch.cat([apart, fit.indices]), weights, missing / norm if norm else 0.0)
 

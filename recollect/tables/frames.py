@@ -1,6 +1,5 @@
 """Choosing rows of frames or files from Python: what comes out is of the kind that went in."""
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from recollect.tables.reading.pieces import plain
 from recollect.tables.selecting import select_rows, typed_table
 from recollect.tables.settings import Settings, memory_once, parse_bytes
 from recollect.terminal import say
+from recollect.warning import warn
 
 
 def select(
@@ -135,7 +135,9 @@ def columns(
         >>> account["price"].kind, account["price"].note
         ('number', 'decimal comma, money')
     """
-    settings = Settings(target or "", 1, "reservoir", task, tuple(ignore), kinds=dict(kinds or {}))
+    settings = Settings(
+        target or "", 1, "reservoir", task, tuple(ignore), kinds=dict(kinds or {}), reading=reading or Reading()
+    )
     if is_frame(data):
         return _examine(settings, retyped(as_table(data), plain), target is not None).account()
     with opened(_patterns(data), reading) as sources:
@@ -210,11 +212,10 @@ def _taken(data: Any, rows: NDArray[np.int64], name: str, weights: NDArray[np.fl
 
 def _warn(taken: Taken) -> None:
     if taken.lost:
-        warnings.warn(
+        warn(
             f"each class should keep a row, got none of {', '.join(map(repr, taken.lost[:5]))}: "
             "pass min_per_class=1 or class_weight='balanced', or keep more",
             LostClassWarning,
-            stacklevel=3,
         )
 
 
