@@ -1,7 +1,7 @@
 """Dark experience replay, DER++ (Buzzega et al. 2020): replay what the model used to say, too."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -91,20 +91,21 @@ class DarkExperienceReplay(Learner):
 
     def _train_with(self, outputs_by_id: dict[int, Tensor], arrived: Batch, held: Batch) -> nn.Module:
         model, _, source = self._task(arrived)
-        former = torch.stack([outputs_by_id[i] for i in held.ids.tolist()])
+        training, device = self.training, held.ids.device
+        former = torch.stack([outputs_by_id[i] for i in held.ids.tolist()]).to(device)
         # The former outputs travel with the examples in the place of their ids.
-        dark = Batch(held.inputs, held.targets, held.weights, torch.arange(len(held)))
+        dark = replace(held, ids=torch.arange(len(held), device=device))
 
         def loss(parts: tuple[Batch, Batch]) -> Tensor:
             new, old = parts
             again = dark.take(torch.randperm(len(dark), generator=source)[: len(new)])
-            total = self.training.losses(forward(model, new.inputs), new.targets).mean()
+            total = training.losses(forward(model, new.inputs), new.targets).mean()
             outputs = forward(model, old.inputs)
             distances = (outputs - former[old.ids].to(outputs)).flatten(1).square().mean(1)
             total = total + self.alpha * weighted_mean(distances, old.weights)
-            losses = self.training.losses(forward(model, again.inputs), again.targets)
+            losses = training.losses(forward(model, again.inputs), again.targets)
             return total + self.beta * weighted_mean(losses, again.weights)
 
-        steps = steps_of(model, len(arrived), self.training)
-        pairs = partial(paired, model, arrived, dark, self.training, source)
-        return fit(model, self.training, pairs, loss, source, steps=steps)
+        steps = steps_of(model, len(arrived), training)
+        pairs = partial(paired, model, arrived, dark, training, source)
+        return fit(model, training, pairs, loss, source, steps=steps)

@@ -1,7 +1,7 @@
 """Experience replay: train on new and remembered examples together, without starting again."""
 
 import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -67,23 +67,24 @@ class ExperienceReplay(Learner):
             return None
         held = self.memory.batch if len(self.memory) else None
         arrived = check_batch(inputs, targets, held)
-        both = arrived if held is None else arrived.followed_by(held)
+        both = arrived if held is None else arrived.to(self.memory.device).followed_by(held)
         if self.mix == "union":
-            both = Batch(both.inputs, both.targets, torch.ones(len(both)), both.ids)
+            both = replace(both, weights=torch.ones_like(both.weights))
         return Task(copy.deepcopy(self._model), both, generator(self.seed, "training", self.memory.seen))
 
     def _train_in_pairs(self, inputs: Any, targets: Any) -> nn.Module:
         held = self.memory.batch
         arrived = check_batch(inputs, targets, held)
         model, source = copy.deepcopy(self._model), generator(self.seed, "training", self.memory.seen)
+        training = self.training
         share = len(arrived) / (len(arrived) + self.memory.total_weight) if self.mix == "counts" else 0.5
 
         def mean_loss(part: Batch) -> Tensor:
-            return weighted_mean(self.training.losses(forward(model, part.inputs), part.targets), part.weights)
+            return weighted_mean(training.losses(forward(model, part.inputs), part.targets), part.weights)
 
         def loss(parts: tuple[Batch, Batch]) -> Tensor:
             return share * mean_loss(parts[0]) + (1 - share) * mean_loss(parts[1])
 
-        steps = steps_of(model, len(arrived), self.training)
-        pairs = partial(paired, model, arrived, held, self.training, source)
-        return fit(model, self.training, pairs, loss, source, steps=steps)
+        steps = steps_of(model, len(arrived), training)
+        pairs = partial(paired, model, arrived, held, training, source)
+        return fit(model, training, pairs, loss, source, steps=steps)

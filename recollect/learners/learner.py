@@ -38,7 +38,19 @@ class Learner(ABC):
     def __post_init__(self) -> None:
         self._model: nn.Module
         self._untrained: nn.Module | None = None
-        self.training = Training(
+        _ = self.training  # refuses options that cannot be
+        self.seed = check_seed(self.seed)
+        if isinstance(self.make_model, nn.Module) or not callable(self.make_model):
+            got = type(self.make_model).__name__
+            raise ValueError(f"make_model must be a function that returns a new model, got {got}")
+        takes_memory = self.__dataclass_fields__["memory"].init
+        if takes_memory and not isinstance(self.memory, Memory):
+            raise ValueError(f"memory must be a recollect memory, got {type(self.memory).__name__}")
+
+    @property
+    def training(self) -> Training:
+        """How it trains, by its options as they are now."""
+        return Training(
             self.epochs,
             self.lr,
             self.weight_decay,
@@ -48,13 +60,6 @@ class Learner(ABC):
             self.scheduler,
             self.progress,
         )
-        self.seed = check_seed(self.seed)
-        if isinstance(self.make_model, nn.Module) or not callable(self.make_model):
-            got = type(self.make_model).__name__
-            raise ValueError(f"make_model must be a function that returns a new model, got {got}")
-        takes_memory = self.__dataclass_fields__["memory"].init
-        if takes_memory and not isinstance(self.memory, Memory):
-            raise ValueError(f"memory must be a recollect memory, got {type(self.memory).__name__}")
 
     @abstractmethod
     def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import recollect as rc
 from recollect import learners
 from tests.contracts.test_memories import FACTORIES, examples, make_model
+from tests.second_device import DEVICE, SecondDevice
 
 sgd = partial(torch.optim.SGD, lr=0.3)  # steps that tell how large a gradient is
 fast = {"epochs": 3, "batch_size": 10, "lr": 0.01}
@@ -270,6 +271,20 @@ def test_what_is_no_scheduler_for_every_step_is_refused(make: Callable[..., rc.L
             observe(learner).predict(examples(5)[0])
 
 
+def test_a_memory_may_be_on_another_device_than_what_arrives(make: Callable[..., rc.Learner]) -> None:
+    inputs, here = examples(5)[0], observe(make(rc.Reservoir(12)))
+    with SecondDevice():
+        there = observe(make(rc.Reservoir(12).to(DEVICE)))
+        assert torch.allclose(there.predict(inputs), here.predict(inputs), atol=1e-5)
+
+
+def test_options_that_are_changed_later_count(make: Callable[..., rc.Learner]) -> None:
+    changed, told = make(rc.Reservoir(12)), make(rc.Reservoir(12), epochs=7, lr=0.02)
+    changed.epochs, changed.lr = 7, 0.02
+    inputs = examples(5)[0]
+    assert torch.equal(observe(changed).predict(inputs), observe(told).predict(inputs))
+
+
 HUGE = 10**400
 EXOTIC = st.sampled_from(
     [None, True, -1, 0, HUGE, math.inf, math.nan, -0.5, "3", b"3", (), [], {}, 1j, Decimal(3), Fraction(1, 3), object(),
@@ -374,7 +389,7 @@ def test_replay_does_not_start_again(kind: str) -> None:
     untrained = learner.predict(inputs)
     learner.observe(inputs[:30], targets[:30])
     trained = learner.predict(inputs)
-    learner.training = learners.Training(epochs=1, lr=1e-7)  # hardly moves what it starts from
+    learner.epochs, learner.lr = 1, 1e-7  # hardly moves what it starts from
     learner.observe(inputs[30:], targets[30:])
     assert torch.allclose(learner.predict(inputs), trained, atol=1e-3)
     assert not torch.allclose(trained, untrained, atol=0.1)
