@@ -1,5 +1,6 @@
 """One look at examples that come batch by batch: what their gradients add up to, and the few that are candidates."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +16,8 @@ from recollect.progress import progress_bar
 from recollect.randomness import uniform_keys
 from recollect.sources import recut
 from recollect.standouts import Standouts
+
+_ROOM = 1.25  # how many times the candidates are held before those that will not be drawn are left out
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def one_pass(
     """Look at each example once, and keep those `limit` whose ids have the smallest keys, and those that stand out.
 
     The former are the ones that `shortlisted` draws of all ids, and the sum is that of `embedding.total` of all
-    examples, bit for bit: it is taken in the same blocks. Beside the candidates, one block is held at a time.
+    examples, bit for bit: it is taken in the same blocks. Beside the candidates and a quarter more, one block is held
+    at a time.
 
     Args:
         embedding: how examples become vectors.
@@ -70,29 +74,32 @@ def one_pass(
     """
     first, batches = _peek(batches)
     total: ExactSum | None = None
-    some: Batch | None = None
     standouts: Standouts | None = None
-    count, classes = 0, whole_classes(first.targets)
+    some: list[Batch] = []
+    count, bound, classes = 0, math.inf, whole_classes(first.targets)
     with progress_bar("looking at examples", length or 1, show=progress and length is not None) as bar:
         for block in recut(batches, embedding.block_rows(first.inputs)):
             if prepared is None:
                 prepared = embedding.prepare(block.inputs, block.targets)
             count += len(block)
             classes = torch.cat([classes, whole_classes(block.targets)]).unique()
-            some = block if some is None else Batch.joined([some, block])
+            some.append(block.take((keys_of(block.ids, seed) < bound).nonzero()[:, 0]))
             if count > limit:
-                new = some if total is None else block  # until now all were candidates, and may have been all there are
+                # Until now all were candidates, and may have been all there are.
+                new = Batch.joined(some) if total is None else block
                 total, found = _added(embedding, total, new, limit, prepared)
                 standouts = found if standouts is None else standouts.plus(found)
-                some = some.take(drawn(some.ids.cpu(), limit, seed))
+                if sum(map(len, some)) > _ROOM * limit:
+                    some = [_drawn(some, limit, seed)]
+                    bound = float(keys_of(some[0].ids, seed).max())
             bar.advance(len(block))
-    assert some is not None and prepared is not None
+    assert prepared is not None
     last = limit if fewer is None else fewer(count)
-    if count > last:
-        if standouts is None:
-            total, standouts = _added(embedding, None, some, limit, prepared)
-        some = standouts.beside(some.take(drawn(some.ids.cpu(), last, seed)))
-    return Arrivals(some, total, count, prepared, classes)
+    if count <= last:
+        return Arrivals(Batch.joined(some), total, count, prepared, classes)
+    if standouts is None:
+        total, standouts = _added(embedding, None, Batch.joined(some), limit, prepared)
+    return Arrivals(standouts.beside(_drawn(some, last, seed)), total, count, prepared, classes)
 
 
 def _added(
@@ -105,7 +112,17 @@ def _added(
 
 def drawn(ids: Tensor, limit: int, seed: int) -> Tensor:
     """Where those stand whose ids have the smallest keys, ascending: the same of all ids as of what parts leave."""
-    return uniform_keys(seed, ids, "shortlist").topk(min(limit, len(ids)), largest=False).indices.sort().values
+    return keys_of(ids, seed).topk(min(limit, len(ids)), largest=False).indices.sort().values
+
+
+def keys_of(ids: Tensor, seed: int) -> Tensor:
+    """A random number for each id: the smallest are drawn."""
+    return uniform_keys(seed, ids.cpu(), "shortlist")
+
+
+def _drawn(some: list[Batch], limit: int, seed: int) -> Batch:
+    everything = Batch.joined(some)
+    return everything.take(drawn(everything.ids, limit, seed))
 
 
 def whole_classes(targets: Tensor) -> Tensor:
