@@ -238,10 +238,13 @@ def in_memory(batch: Batch, rows: int = _ROWS_PER_TASK) -> tuple[list[Piece], Lo
 
 def of_dataset(dataset: Any, target: str | None) -> tuple[list[Piece], Load]:
     """The examples of a Ray Dataset, where they are; never through the driver."""
-    options = dataset.context.execution_options
-    options.preserve_order = True  # or the order would be that in which readers happen to end
     ray = import_ray()
-    tables = dataset.to_arrow_refs()
+    options = dataset.context.execution_options
+    before, options.preserve_order = options.preserve_order, True  # not the order in which readers happen to end
+    try:
+        tables = dataset.to_arrow_refs()
+    finally:
+        options.preserve_order = before
     rows = ray.get([ray.remote(_rows).remote(table) for table in tables])
     pieces = [Piece(table, count) for table, count in zip(tables, rows, strict=True) if count]
     if not pieces:

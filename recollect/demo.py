@@ -16,6 +16,7 @@ from rich.table import Table
 from recollect import datasets, models, streams
 from recollect.batch import Batch
 from recollect.experiments.stacking import train_together
+from recollect.files import replacing
 from recollect.learners import GDumb
 from recollect.memories import Clustering, GradientMatching, Herding, Memory, Reservoir
 from recollect.progress import progress_bar
@@ -93,7 +94,8 @@ def draw_demo(result: DemoResult, path: Path) -> None:
         digits, curves = figure.subplots(1, 2, width_ratios=[1.15, 1])
         _draw_digits(digits, result.kept["gradient matching"])
         _draw_curves(curves, result)
-        figure.savefig(path, dpi=150)
+        with replacing(path) as file:
+            figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
 def _draw_digits(axes: Axes, batch: Batch) -> None:

@@ -39,7 +39,7 @@ def seeded(seed: int) -> Iterator[None]:
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(range(torch.cuda.device_count())):  # all of them, without a warning that they are many
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
         random.seed(seed)

@@ -29,6 +29,7 @@ from recollect.experiments.tables import (
     with_epochs,
 )
 from recollect.experiments.targets import COMPARED, DATASETS, SENSITIVITY, SIZES, paper_results
+from recollect.files import replacing
 from recollect.streams import sorted_by_feature
 
 COLORS = {
@@ -54,8 +55,10 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """Write a figure as PNG and SVG."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
-    figure.savefig(paths[0], dpi=130)
-    figure.savefig(paths[1], metadata={"Date": None})
+    options: list[dict[str, Any]] = [{"dpi": 130}, {"metadata": {"Date": None}}]
+    for path, some in zip(paths, options, strict=True):
+        with replacing(path) as file:
+            figure.savefig(file, format=path.suffix[1:], **some)
     return paths
 
 

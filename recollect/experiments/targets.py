@@ -77,7 +77,7 @@ def paper_results() -> dict[tuple[str, str, str, int], PaperResult]:
         >>> paper_results()["gdumb", "covertype", "gmc", 200]
         PaperResult(accuracy=66.07, deviation=0.22)
     """
-    text = resources.files("recollect.experiments").joinpath("paper_tables.csv").read_text()
+    text = resources.files("recollect.experiments").joinpath("paper_tables.csv").read_text("utf-8")
     return {
         (row["learner"], row["dataset"], row["memory"], int(row["size"])): PaperResult(
             float(row["accuracy"]), float(row["std"])

@@ -26,7 +26,7 @@ from recollect.report.page import accuracy_tables, cost_table, difference_tables
 
 def write_document(results: Results, path: Path) -> str:
     """The page as text; its figures are saved as PNG and SVG in the folder images/<name of the page> beside it."""
-    template = resources.files("recollect.report").joinpath("document.md.j2").read_text()
+    template = resources.files("recollect.report").joinpath("document.md.j2").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # Markdown: not escaped
     folder = path.parent / "images" / path.stem
     learners = learners_of(results)

@@ -51,7 +51,7 @@ def build_page(results: Results, load: LoadDataset | None = None) -> str:
         load: finds a data set by name, or None where it is not here; pictures of it are then left out.
     """
     load = _load_if_here if load is None else load
-    template = resources.files("recollect.report").joinpath("page.html.j2").read_text()
+    template = resources.files("recollect.report").joinpath("page.html.j2").read_text("utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     learners = learners_of(results)
     own = [NAMES[memory] for memory in MAIN]

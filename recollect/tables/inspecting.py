@@ -98,7 +98,7 @@ def terminal_tables(found: dict[str, Any]) -> list[Table]:
 
 def page(found: dict[str, Any]) -> str:
     """The same as one page with plots that needs no network; whatever came from outside is escaped."""
-    template = resources.files("recollect.tables").joinpath("inspect.html.j2").read_text()
+    template = resources.files("recollect.tables").joinpath("inspect.html.j2").read_text("utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(template).render(
         found=found, plots=_plots(found), lost=[entry["name"] for entry in found["classes"] if not entry["kept"]]
