@@ -15,7 +15,7 @@ from recollect.dictionary import Factored, InMemory
 from recollect.embedding import ProjectionName, draws
 from recollect.embedding.initialisations import draw_model, plain_attention
 from recollect.embedding.layers import Use
-from recollect.embedding.plan import Unit
+from recollect.embedding.plan import PROBES, Unit
 from recollect.embedding.projections import Kronecker, Projection, Sparse
 from tests.networks import LABELS, NETWORKS, Bilinear
 from tests.oracles import dense, gradients_by_torch_func
@@ -296,11 +296,79 @@ def test_a_layer_may_be_named_by_any_of_its_names() -> None:
     assert relative_difference(tied, everything[:, 6:42]) < 1e-6
 
 
+class Sorting(nn.Module):
+    """Sorts the examples of a batch, as some models do by length, and puts what comes out back in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort(stable=True)
+        return self.out(self.first(x[order]).tanh())[order.argsort()]  # type: ignore[no-any-return]
+
+
+def test_a_model_that_sorts_examples_is_seen_though_the_first_are_in_order() -> None:
+    inputs = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    inputs[:3, 0] = -9
+    targets = torch.arange(40) % 3
+    embedding = rc.GradientEmbedding(Sorting, inits=1, projection=None)
+    with pytest.warns(UserWarning, match=r"computed by torch.func"):
+        rows = embedding.embed(inputs, targets)
+    assert relative_difference(rows, gradients_by_torch_func(embedding, inputs, targets)) < 1e-5
+
+
+class Heads(nn.Module):
+    """One head for each task; all examples of a batch are of one."""
+
+    def __init__(self, backbone: bool) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(6, 8), nn.Tanh()) if backbone else nn.Identity()
+        self.heads = nn.ModuleList([nn.Linear(8 if backbone else 6, 3) for _ in range(2)])
+
+    def forward(self, x: Tensor, task: Tensor) -> Tensor:
+        return self.heads[int(task[0])](self.backbone(x))  # type: ignore[no-any-return]
+
+
+@slow_path
+@pytest.mark.parametrize("backbone", [True, False])
+def test_heads_of_later_tasks_are_not_overlooked(backbone: bool) -> None:
+    x = torch.randn(2, 30, 6, generator=torch.Generator().manual_seed(0))
+    first, second = ({"x": x[t], "task": torch.full((30,), t)} for t in range(2))
+    embedding = rc.GradientEmbedding(partial(Heads, backbone), inits=2, layers="auto", projection=None)
+    for inputs in (first, second):
+        rows = embedding.embed(inputs, torch.arange(30) % 3)
+        assert relative_difference(rows, gradients_by_torch_func(embedding, inputs, torch.arange(30) % 3)) < 1e-5
+    memory = rc.GradientMatching(partial(Heads, backbone), 12, inits=2, layers="last")
+    memory.update(first, torch.arange(30) % 3)
+    with pytest.raises(ValueError, match=r"^examples must pass through the layers .*, 'heads.0', got some .* none"):
+        memory.update(second, torch.arange(30) % 3)
+    assert memory.seen == 30
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_layer_with_as_many_outputs_as_there_are_probes() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.both = nn.Bilinear(6, 6, PROBES)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.both(a, b)  # type: ignore[no-any-return]
+
+    inputs = torch.randn(2, 20, 6, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(20) % 3
+    embedding = rc.GradientEmbedding(Pair, inits=1, projection=None)
+    with pytest.warns(UserWarning, match=r"computed by torch.func"):
+        rows = embedding.embed((inputs[0], inputs[1]), targets)
+    assert rows.shape == (20, 6 * 6 * PROBES + PROBES)
+
+
 def test_examples_that_no_parameter_has_a_say_in_have_no_gradient() -> None:
     class Sometimes(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
-            outputs = super().forward(input)
-            return outputs if bool((input > 0).any()) else outputs.detach()
+            outputs, some = super().forward(input), (input > 0).any(1, keepdim=True)
+            return torch.where(some, outputs, outputs.detach()) if bool(some.any()) else outputs.detach()
 
     inputs = NETWORKS["mlp"][1].abs()
     inputs[4:] *= -1

@@ -43,9 +43,11 @@ class Draw:
 
     def listen(self, inputs: Inputs, targets: Tensor, scale: float) -> Heard:
         """What parameters are used for in one pass; the loss is scaled."""
-        return listen(
+        heard = listen(
             self.model, self.plan.shapes, inputs, targets, self.losses, layouts=self.plan.layouts, scale=scale
         )
+        self.plan.check_used(heard.any)
+        return heard
 
     def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> Tensor:
         """Add the projected and scaled gradients of a few examples to `out` (n, width); returns their losses."""
@@ -60,6 +62,7 @@ class Draw:
             for name, gradient in heard.free.items():
                 self.projection.add_parameter(out, name, gradient.reshape(n, -1))
             slow += heard.strange  # in this pass only, such as a layer that few examples go through
+            plan.check_used(heard.any or bool(slow))
             losses = heard.losses
         else:
             with torch.no_grad():  # labels cannot be looked at inside vmap

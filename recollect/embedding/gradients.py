@@ -353,7 +353,9 @@ class GradientEmbedding:
             losses = scales[0] if scales else self._losses
             few = map_inputs(lambda t: t[:2], inputs)
             channels_last = self.device.type == "cpu" and takes_channels_last(models[0], few)
-            plan = self._planned(models[0], inputs, targets.to(self.device), losses)
+            rows = _first_rows(inputs)
+            begin = map_inputs(lambda t: t[:rows], inputs)
+            plan = self._planned(models[0], begin, targets[:rows].to(self.device), losses)
             plan = replace(plan, channels_last=channels_last)
             if plan.rest:
                 warn(_slow(plan.rest))

@@ -45,12 +45,14 @@ class Heard:
         free: gradients of parameters that were made anew for each example, (n, *shape).
         strange: parameters that were used in another way than planned, and by which function.
         losses: of the examples, unscaled, summed over draws if there are several; none where nobody asked a loss.
+        any: whether any parameter was used at all, be it that no gradient goes back to it.
     """
 
     uses: list[Use]
     free: dict[str, Tensor]
     strange: dict[str, Any]
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    any: bool = True
 
 
 class Listener(TorchFunctionMode):
@@ -194,7 +196,8 @@ def listen(
     for use, delta in zip(listener.uses, gradients, strict=False):
         use.delta = None if delta is None else single(delta)
         use.input = single(use.input)
-    heard = Heard([use for use in listener.uses if use.delta is not None], {}, listener.strange, each.detach())
+    used = bool(listener.uses or listener.strange or leaves)
+    heard = Heard([use for use in listener.uses if use.delta is not None], {}, listener.strange, each.detach(), used)
     for name, gradient in zip(leaves, gradients[len(listener.marks) :], strict=True):
         if gradient is not None:
             heard.free[name] = single(gradient.reshape(n, *parameters[name].shape))

@@ -20,10 +20,24 @@ from recollect.randomness import seeded
 from recollect.warning import warn
 
 PROBES = 3
-"""How many real examples each rule is compared with autograd on."""
+"""How many real examples, the first, each rule is compared with autograd on."""
+
+_MIXED = (1, 3, 0, 4, 2)  # more, spread over all that are there: what depends on their order or their number shows
 
 Layers: TypeAlias = str | tuple[str, ...]
 Truth: TypeAlias = list[dict[str, Tensor | None]]
+
+
+class Probe(NamedTuple):
+    """A few examples that ways of computing gradients are tried on, and the gradients of each by autograd."""
+
+    inputs: Inputs
+    targets: Tensor
+    truth: Truth = []  # noqa: RUF012
+
+    @property
+    def n(self) -> int:
+        return len(self.targets)
 
 
 class Unit(NamedTuple):
@@ -68,6 +82,15 @@ class Plan:
         plain = all(rule == "linear" and layout.examples == "first" for (_, rule), layout in self.layouts.items())
         return plain and self.shapes.keys() == {*self.units, *(unit.bias for unit in self.units.values())} - {None}
 
+    def check_used(self, used: bool) -> None:
+        """Refuse examples that pass through none of the layers that count, as those of a task with another head."""
+        if not used:
+            layers = ", ".join(repr(name) for name in dict.fromkeys(map(owner, self.shapes)))
+            raise ValueError(
+                f"examples must pass through the layers whose gradients are matched, {layers}, got some that pass "
+                "through none: pass layers='all'"
+            )
+
     def as_data(self) -> dict[str, Any]:
         """Plain data, to be saved."""
         layouts = [[*key, *layout] for key, layout in self.layouts.items()]
@@ -94,21 +117,22 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     anew for each example, if that does; else it is left to torch.func. So a rule can be fast without having to foresee
     every model.
     """
-    inputs, targets = map_inputs(lambda t: t[:PROBES], inputs), targets[:PROBES]
+    probes = _probes(inputs, targets)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError("the model must have at least one trainable parameter, got none")
-    owners = _selected(model, layers, inputs, targets)
+    owners = _selected(model, layers, probes)
     called: dict[int, set[str]] = {}  # the modules that have a parameter, of which a tied one has several
     for name, p in model.named_parameters(remove_duplicate=False):
         called.setdefault(id(p), set()).add(owner(name))
     names = [name for name, p in trainable.items() if not owners.isdisjoint(called[id(p)])]
     if not names:
         raise ValueError(f"layers must name modules with trainable parameters, got {layers!r}")
-    _check_repeatable(model, inputs, targets, losses)
-    _check_alone(model, inputs, targets, losses)
-    truth = gradients_by_autograd(model, names, inputs, targets, losses)
-    used = [name for name in names if any(example[name] is not None for example in truth)]
+    first = probes[0]
+    _check_repeatable(model, first.inputs, first.targets, losses)
+    _check_alone(model, first.inputs, first.targets, losses)
+    probes = [p._replace(truth=gradients_by_autograd(model, names, p.inputs, p.targets, losses)) for p in probes]
+    used = [name for name in names if any(example[name] is not None for p in probes for example in p.truth)]
     if not used:
         raise ValueError(
             "the loss must depend on the model's trainable parameters, got no gradient: "
@@ -116,7 +140,19 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
         )
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return _Planner(model, names, inputs, targets, losses, truth).plan(set(used))
+    return _Planner(model, names, losses, probes).plan(set(used))
+
+
+def _probes(inputs: Inputs, targets: Tensor) -> list[Probe]:
+    """The first examples, and some of all that there are, neither ascending nor descending."""
+    n = len(targets)
+    spread = torch.linspace(0, n - 1, min(len(_MIXED), n)).round().long()
+    mixed = spread[[place for place in _MIXED if place < len(spread)]]
+
+    def some(rows: Tensor) -> Probe:
+        return Probe(map_inputs(lambda t: t[rows.to(t.device)], inputs), targets[rows.to(targets.device)])
+
+    return [some(torch.arange(min(PROBES, n))), some(mixed)]
 
 
 def owner(parameter: str) -> str:
@@ -185,16 +221,12 @@ class _Planner:
         self,
         model: nn.Module,
         names: list[str],
-        inputs: Inputs,
-        targets: Tensor,
         losses: LossFunction,
-        truth: Truth,
+        probes: Sequence[Probe],
     ) -> None:
-        self._model, self._names, self._truth = model, names, truth
-        self._about: Any = (model, names, inputs, targets, losses)
+        self._model, self._names, self._losses, self._probes = model, names, losses, probes
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name in names}
-        self._n = len(targets)
-        known = [g for example in truth for g in example.values() if g is not None and g.numel()]
+        known = [g for p in probes for example in p.truth for g in example.values() if g is not None and g.numel()]
         if not all(bool(torch.isfinite(g).all()) for g in known):
             raise ValueError(
                 "gradients must be finite, got NaN or infinity for the first examples: "
@@ -204,32 +236,46 @@ class _Planner:
         # is told by the largest gradient of all.
         self._rounding = 1e-6 * max((float(g.abs().max()) for g in known), default=0.0)
 
+    def _listen(self, probe: Probe, **options: Any) -> Heard:
+        return listen(self._model, self._names, probe.inputs, probe.targets, self._losses, **options)
+
     def plan(self, used: set[str]) -> Plan:
-        try:
-            heard = listen(*self._about)
-        except (RuntimeError, ValueError) as error:  # as of what a checkpoint computes again, where nobody listens
-            why = f"the model cannot be listened to, which ends in a {type(error).__name__}"
-            return Plan(self._shapes, {}, {}, {}, {name: why for name in self._names if name in used})
         layouts: dict[Key, Layout] = {}
-        for component in _components(heard):
-            if component.isdisjoint(heard.strange):
-                layouts |= next(self._layouts_for(component, heard, layouts), {})
-        free = self._free(used - {name for name, _ in layouts} - _biases(heard, layouts), layouts)
+        biases: set[str] = set()
+        try:
+            for probe in self._probes:
+                heard = self._listen(probe)
+                known = {name for name, _ in layouts} | biases
+                for component in _components(heard):
+                    if component.isdisjoint(heard.strange) and component.isdisjoint(known):
+                        layouts |= next(self._layouts_for(component, heard, layouts, probe), {})
+                biases |= _biases(heard, layouts)
+        except (RuntimeError, ValueError) as error:  # as of what a checkpoint computes again, where nobody listens
+            return self._by_torch(used, error)
+        free = self._free(used - {name for name, _ in layouts} - biases, layouts)
         return self._confirmed(used, layouts, free)
 
-    def _layouts_for(self, component: set[str], heard: Heard, others: dict[Key, Layout]) -> Iterator[dict[Key, Layout]]:
+    def _by_torch(self, used: set[str], error: Exception) -> Plan:
+        """Everything is left to torch.func."""
+        why = f"the model cannot be listened to, which ends in a {type(error).__name__}"
+        return Plan(self._shapes, {}, {}, {}, {name: why for name in self._names if name in used})
+
+    def _layouts_for(
+        self, component: set[str], heard: Heard, others: dict[Key, Layout], probe: Probe
+    ) -> Iterator[dict[Key, Layout]]:
         """Layouts by which the rules bring out the true gradients of parameters that are used together."""
         uses = [use for use in heard.uses if use.weight in component or use.bias in component]
         keys = list(dict.fromkeys(map(key_of, uses)))
-        options = [[*_possible(uses, key, self._n), Layout("nowhere")] for key in keys]
+        options = [[*_possible(uses, key, probe.n), Layout("nowhere")] for key in keys]
         for tried in itertools.islice(itertools.product(*options), 81):
             layouts = dict(zip(keys, tried, strict=True))
             try:
                 if any(layout.examples == "nowhere" for layout in tried):
-                    found = listen(*self._about, layouts={**others, **layouts})
+                    found = self._listen(probe, layouts={**others, **layouts})
                 else:
-                    found = arranged(Heard(uses, {}, {}), layouts, self._n)
-                if component.isdisjoint(found.strange) and self._agree(component, self._gradients(found)):
+                    found = arranged(Heard(uses, {}, {}), layouts, probe.n)
+                found_alike = self._agree(component, _gradients(found, probe.n), probe)
+                if component.isdisjoint(found.strange) and found_alike:
                     yield layouts
             except (RuntimeError, ValueError):  # the rule, or the model, cannot do with that layout
                 continue
@@ -243,25 +289,34 @@ class _Planner:
             for ones in choices:
                 tried = {**free, name: ones}
                 try:
-                    found = listen(*self._about, layouts=layouts, free=tried)
+                    found = [self._listen(probe, layouts=layouts, free=tried).free for probe in self._probes]
                 except (RuntimeError, ValueError, IndexError, AssertionError):  # it must not have another shape here
                     continue
-                if self._agree([name], found.free):
+                if all(self._agree([name], some, probe) for some, probe in zip(found, self._probes, strict=True)):
                     free = tried
                     break
         return free
 
     def _confirmed(self, used: set[str], layouts: dict[Key, Layout], free: dict[str, int]) -> Plan:
         """The plan, once all of it together has brought out the truth; what does not is left to torch.func."""
-        heard = listen(*self._about, layouts=layouts, free=free)
-        found = {**self._gradients(heard), **heard.free}
-        covered = {name for name in used if name not in heard.strange and self._agree([name], found)}
+        covered, strange = set(used), dict[str, Any]()
+        uses: list[Use] = []
+        for probe in self._probes:
+            try:
+                heard = self._listen(probe, layouts=layouts, free=free)
+            except (RuntimeError, ValueError) as error:
+                return self._by_torch(used, error)
+            found = {**_gradients(heard, probe.n), **heard.free}
+            covered &= {name for name in used if name not in heard.strange and self._agree([name], found, probe)}
+            strange |= heard.strange
+            known = {key_of(use) for use in uses}
+            uses += [use for use in heard.uses if key_of(use) not in known]
         # Parameters that are used together go together.
-        for component in _components(heard):
+        for component in _components(Heard(uses, {}, {})):
             if not component <= covered:
                 covered -= component
-        rest = {name: _reason(heard.strange.get(name)) for name in self._names if name in used - covered}
-        uses = [use for use in heard.uses if (use.weight or use.bias) in covered]
+        rest = {name: _reason(strange.get(name)) for name in self._names if name in used - covered}
+        uses = [use for use in uses if (use.weight or use.bias) in covered]
         kept = {key_of(use) for use in uses}
         return Plan(
             self._shapes,
@@ -272,18 +327,10 @@ class _Planner:
             outer=_is_outer(uses, self._shapes),
         )
 
-    def _gradients(self, heard: Heard) -> dict[str, Tensor]:
-        """What the rules make of a pass, by parameter."""
-        found: dict[str, Tensor] = {}
-        for use in heard.uses:
-            for name, piece in RULES[use.rule].gradients(use, self._n).items():
-                found[name] = found[name] + piece if name in found else piece
-        return found
-
-    def _agree(self, names: Iterable[str], found: Mapping[str, Tensor]) -> bool:
-        """Whether these are the true gradients, to single precision."""
+    def _agree(self, names: Iterable[str], found: Mapping[str, Tensor], probe: Probe) -> bool:
+        """Whether these are the true gradients of the probe's examples, to single precision."""
         for name in names:
-            true = [example[name] for example in self._truth]
+            true = [example[name] for example in probe.truth]
             largest = max((float(value.abs().max()) for value in true if value is not None), default=0.0)
             atol = max(1e-4 * largest, self._rounding)
             for i, value in enumerate(true):
@@ -295,6 +342,15 @@ class _Planner:
                 if not torch.allclose(found[name][i], expected, rtol=1e-3, atol=atol):
                     return False
         return True
+
+
+def _gradients(heard: Heard, n: int) -> dict[str, Tensor]:
+    """What the rules make of a pass of n examples, by parameter."""
+    found: dict[str, Tensor] = {}
+    for use in heard.uses:
+        for name, piece in RULES[use.rule].gradients(use, n).items():
+            found[name] = found[name] + piece if name in found else piece
+    return found
 
 
 def _components(heard: Heard) -> list[set[str]]:
@@ -364,17 +420,18 @@ def _reason(strange: Any) -> str:
     )
 
 
-def _selected(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor) -> set[str]:
+def _selected(model: nn.Module, layers: Layers, probes: Sequence[Probe]) -> set[str]:
     """Names of the modules whose own parameters count."""
     modules = dict(model.named_modules())
     if layers == "all":
         return set(modules)
     if layers == "auto":
+        targets = probes[0].targets
         classes = targets.ndim == 1 and not targets.is_floating_point()
-        last = _ends_in(model, inputs) if classes else None
+        last = _ends_in(model, probes) if classes else None
         return set(modules) if last is None else {last}
     if layers == "last":
-        return {_last_linear(model, inputs)[0]}
+        return {_last_linear(model, probes[0].inputs)[0]}
     wanted: Sequence[str] = [layers] if isinstance(layers, str) else layers
     for name in wanted:
         if name not in modules:
@@ -383,18 +440,31 @@ def _selected(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor)
     return {name for name in modules if any(name == w or name.startswith(f"{w}.") for w in wanted)}
 
 
-def _ends_in(model: nn.Module, inputs: Inputs) -> str | None:
+def _ends_in(model: nn.Module, probes: Sequence[Probe]) -> str | None:
     """The linear layer whose outputs are the model's, a row for each example; None if there is none to be trained.
 
-    One whose weights are used elsewhere too, as in a language model, is not the last alone.
+    One whose weights are used elsewhere too, as in a language model, is not the last alone. Nor is one beside which
+    others have not been used yet: they may be the heads of tasks to come.
     """
-    if not any(isinstance(module, nn.Linear) for module in model.modules()):
+    if not any(isinstance(module, nn.Linear) for module in model.modules()) or _has_more(model, probes):
         return None
-    name, output, result = _last_linear(model, inputs)
+    name, output, result = _last_linear(model, probes[0].inputs)
     same = output.data_ptr() == result.data_ptr() and output.shape == result.shape and output.ndim == 2
     weight = model.get_submodule(name).weight
     users = [other for other, p in model.named_parameters(remove_duplicate=False) if p is weight]
     return name if same and weight.requires_grad and len(users) == 1 else None
+
+
+def _has_more(model: nn.Module, probes: Sequence[Probe]) -> bool:
+    """Whether there are trainable parameters that no example has passed through yet."""
+    idle = [p for p in model.parameters() if p.requires_grad]
+    for probe in probes:
+        with torch.enable_grad():
+            total = forward(model, probe.inputs).sum()
+        if total.requires_grad and idle:
+            found = torch.autograd.grad(total, idle, allow_unused=True)
+            idle = [p for p, gradient in zip(idle, found, strict=True) if gradient is None]
+    return bool(idle)
 
 
 def _last_linear(model: nn.Module, inputs: Inputs) -> tuple[str, Tensor, Tensor]:

@@ -75,6 +75,7 @@ class StackedDraws:
 
         with torch.enable_grad():
             outputs, came, went = vmap(one)(self._weights)
+            self._plan.check_used(bool(went))
             losses = self._losses_of(outputs, targets)
             deltas = torch.autograd.grad(losses, went, torch.full_like(losses, scale), allow_unused=True)
         noted = zip(uses, came, deltas, strict=True)
