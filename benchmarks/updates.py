@@ -6,6 +6,7 @@ chosen for.
 
 `python benchmarks/updates.py [rows per update ...]`; 1, 10, 100 and 1000 by default.
 `python benchmarks/updates.py --drawn` varies how many candidates single rows have for each place, over the stream.
+`python benchmarks/updates.py --along` measures the error of digits along the stream, not at its end alone.
 """
 
 import sys
@@ -54,6 +55,31 @@ def vary_drawn() -> None:
     print_table("Single rows, three seeds", ["rows of", "drawn for each place", "seconds", "fresh error"], table)
 
 
+def along() -> None:
+    """The error at the draws of a memory, after each hundred rows of a stream, by capacity and rows per update."""
+    inputs, targets = rc.datasets.load("digits").train
+    make_model = partial(rc.models.mlp, 64, 10)
+    table: list[list[object]] = []
+    for capacity, size in ((50, 100), (38, 100), (50, 1), (50, 10), (50, 12)):
+        true, told = [], []
+        for seed in range(3):
+            order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+            embedding = rc.GradientEmbedding(make_model, layers="auto", projection="auto", seed=seed)
+            rows = embedding.embed(inputs[order], targets[order]).double()
+            memory, seen = rc.GradientMatching(make_model, capacity, seed=seed), 0
+            for part in order.split(size):
+                memory.update(inputs[part], targets[part])
+                seen += len(part)
+                if seen >= 200 and seen % 100 < size:
+                    full = rows[:seen].sum(0)
+                    kept = memory.batch.weights.double() @ rows[memory.batch.ids]
+                    true.append(float((kept - full).norm() / full.norm()))
+                    told.append(memory.error)
+        table.append([capacity, size, sum(true) / len(true), max(true), sum(told) / len(told)])
+    header = ["capacity", "rows per update", "error", "largest", "memory.error"]
+    print_table("Digits in a random order, three seeds", header, table)
+
+
 def main(sizes: list[int]) -> None:
     data, make_model = some_of("covertype", 0)
     take_in(rc.GradientMatching(make_model, KEPT), data, ROWS)  # everything is loaded and warm
@@ -74,5 +100,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if "--drawn" in sys.argv:
         vary_drawn()
+    elif "--along" in sys.argv:
+        along()
     else:
         main([int(size) for size in sys.argv[1:]] or [1, 10, 100, 1000])

@@ -171,7 +171,7 @@ def forward(model: nn.Module, inputs: Inputs) -> Tensor:
         if first_line.startswith("Inference tensors cannot be saved"):
             raise ValueError(NO_INFERENCE) from error
         given = ", ".join(form_of(value) for value in named_tensors(inputs).values())
-        whole = any(not value.is_floating_point() for value in named_tensors(inputs).values())
+        whole = isinstance(inputs, Tensor) and not inputs.is_floating_point()
         hint = ": if it wants floating-point numbers, pass inputs.float()" if whole else ""
         raise ValueError(
             f"the model must accept examples of {given}, got {type(error).__name__} from it ({first_line}){hint}"
@@ -280,7 +280,8 @@ def check_weights(weights: Any, n: int) -> Tensor:
         )
     found = found.float()
     if not bool((found.isfinite() & (found >= 0)).all()):
-        raise ValueError("weights must be finite and at least 0, got others: an example stands for so many")
+        place = int((~(found.isfinite() & (found >= 0))).nonzero()[0])
+        raise ValueError(f"weights must be finite and at least 0, got {float(found[place]):g} at position {place}")
     if not bool(found.any()):
         raise ValueError("weights must not all be zero: there would be nothing to remember")
     return found
@@ -376,4 +377,5 @@ def _check_finite(value: Tensor, what: str) -> None:
         raise ValueError(
             f"{what} must be finite, got NaN or infinity in {len(rows)} of {len(value)} examples, "
             f"the first at position {int(rows[0])}: drop or fill them"
+            + (", be it with a number that a loss of your own leaves out" if what == "targets" else "")
         )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from recollect.checks import check_count, check_number
 from recollect.dictionary import Dictionary, part, taken, weighted_sum
-from recollect.losses import IGNORED
+from recollect.losses import IGNORED, LOSSES, LossFunction, cross_entropy, get_loss
 from recollect.pursuit import Coreset, pursue
 from recollect.warning import warn
 
@@ -127,7 +127,8 @@ def class_labels(targets: Tensor, why: str = "this memory balances classes") -> 
     if targets.ndim != 1 or targets.is_floating_point():
         raise ValueError(
             f"targets must be whole class numbers, one per example, got {targets.dtype} of shape "
-            f"{tuple(targets.shape)}: {why}, so pass targets.long(), without further dimensions"
+            f"{tuple(targets.shape)}: {why}, so pass "
+            + ("targets.argmax(1)" if targets.ndim == 2 and targets.shape[1] > 1 else "targets.long() of one dimension")
         )
     return targets.long()
 
@@ -215,6 +216,20 @@ def _own(candidates: Dictionary, size: int, target: Tensor, count: float, option
         others = torch.isin(indices, chosen.indices, invert=True)
         indices = torch.cat([chosen.indices, indices[others]])
     return Coreset(indices[:size], torch.full((size,), count / size, dtype=torch.float64, device=target.device), 0.0)
+
+
+def are_classes(targets: Tensor, loss: str | LossFunction) -> bool:
+    """Whether targets are class numbers: as the loss says or, with a loss of one's own, if whole numbers come again.
+
+    Example:
+        >>> are_classes(torch.tensor([0, 1, 1, 0]), lambda outputs, targets: outputs[:, 0])
+        True
+    """
+    known = get_loss(loss)
+    if known is cross_entropy:
+        return True
+    whole = targets.ndim == 1 and not targets.is_floating_point()
+    return known not in LOSSES.values() and whole and 2 * len(targets.unique()) <= len(targets)
 
 
 def warn_of_lost_classes(before: Tensor, kept: Tensor, least: int = 0) -> None:

@@ -141,6 +141,7 @@ def _check_class_numbers(outputs: Tensor, targets: Tensor) -> None:
         raise ValueError(
             f"targets must be class numbers from 0 to {n_classes - 1}, as the model has {n_classes} outputs, "
             f"got {lowest if lowest < 0 else highest}"
+            + ("" if lowest < 0 else ": let make_model make one with an output for every class that may come")
         )
 
 

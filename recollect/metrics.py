@@ -4,6 +4,8 @@ In all of these, `matrix[i, j]` is the accuracy on task j after learning task i,
 an array or nested lists.
 """
 
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -25,7 +27,27 @@ def accuracy(outputs: Any, targets: Any) -> float:
         )
     if not outputs.numel():
         raise ValueError("accuracy needs at least one example and one class, got none")
+    if outputs.shape[1] == 1:
+        raise ValueError(
+            "outputs must have a column for each of several classes, got one: of a model that says yes or no, compare "
+            "outputs[:, 0] > 0 with the targets"
+        )
     return float((outputs.argmax(1) == targets.to(outputs.device)).double().mean())
+
+
+def accuracies(predict: Callable[[Any], Any], tests: Iterable[tuple[Any, Any]]) -> list[float]:
+    """The accuracy on the test examples of each task: after each task, one row of the matrix.
+
+    Args:
+        predict: a learner's, or any function of inputs to outputs.
+        tests: inputs and targets by task, as `stream.tests`; where there are none, the accuracy is NaN.
+
+    Example:
+        >>> double = lambda x: torch.stack([-x, x], dim=1)
+        >>> accuracies(double, [(torch.tensor([-1.0, 3.0]), torch.tensor([0, 0])), (torch.tensor([2.0]), [1])])
+        [0.5, 1.0]
+    """
+    return [accuracy(predict(inputs), targets) if len(targets) else math.nan for inputs, targets in tests]
 
 
 def final_accuracy(matrix: Any) -> float:
@@ -48,12 +70,14 @@ def average_accuracy(matrix: Any) -> float:
 def forgetting(matrix: Any) -> float:
     """How far tasks have fallen below the best they ever were, on average over all but the last.
 
-    The best is over all earlier times, also those before the task was learned (Chaudhry et al. 2018, Eq. 3).
+    The best is over all earlier times, also those before the task was learned (Chaudhry et al. 2018, Eq. 3); where
+    these are NaN, as they were not measured, over the others.
     """
     matrix = _checked(matrix)
     if len(matrix) == 1:
         return 0.0
-    return float((matrix[:-1, :-1].amax(0) - matrix[-1, :-1]).mean())
+    best = matrix[:-1, :-1].nan_to_num(nan=-math.inf).amax(0)
+    return float((best - matrix[-1, :-1]).mean())
 
 
 def backward_transfer(matrix: Any) -> float:

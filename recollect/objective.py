@@ -1,16 +1,18 @@
 """The true objective: how well a selection matches gradients at models that it has not seen (Eq. 2 and 3)."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from recollect.arrays import as_tensor
-from recollect.batch import NO_INFERENCE, Batch, check_examples, forward, map_inputs
+from recollect.batch import NO_INFERENCE, Batch, forward, map_inputs
 from recollect.checks import check_count, check_seed
-from recollect.embedding import MakeModel, ScaleOutputs, calibrate, draw_model
-from recollect.embedding.initialisations import CALIBRATION_ROWS, check_not_lazy
+from recollect.classes import COUNTED, ClassWeight, Tally, check_classes, class_labels
+from recollect.embedding import Init, MakeModel, ScaleOutputs, calibrate, draw_model
+from recollect.embedding.initialisations import CALIBRATION_ROWS, check_init, check_not_lazy
 from recollect.embedding.plain import gradients_of
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
@@ -27,6 +29,10 @@ def matching_error(
     *,
     loss: str | LossFunction = "cross_entropy",
     scale_outputs: ScaleOutputs = "auto",
+    class_weight: ClassWeight | None = None,
+    weights: Any = None,
+    init: Init = "default",
+    init_scale: float = 1.0,
     inits: int = 10,
     batch_size: int = 500,
     seed: int = 0,
@@ -43,6 +49,10 @@ def matching_error(
         coreset: row numbers of `data` with weights, or a memory's batch.
         loss: as for selecting.
         scale_outputs: as for selecting, by all targets of `data`.
+        class_weight: as for selecting: how much each class counts in the gradient of all.
+        weights: how many each example of `data` stands for, if not for one.
+        init: as for selecting.
+        init_scale: as for selecting.
         inits: number of fresh initialisations.
         batch_size: examples per pass.
         seed: the same seed gives the same initialisations.
@@ -58,23 +68,23 @@ def matching_error(
         raise ValueError(f"data must be the inputs and the targets of all examples, got {type(data).__name__}")
     if not isinstance(coreset, Coreset | Batch):
         raise ValueError(f"coreset must be a Coreset or a memory's batch, got {type(coreset).__name__}")
-    inputs, targets = check_examples(*data)
     inits, seed = check_count("inits", inits), check_seed(seed)
-    everything = Batch.arriving(inputs, targets)
+    everything = Batch.arriving(*data, weights=weights)
     if isinstance(coreset, Coreset):
-        indices, weights = _rows_and_weights(coreset)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(targets):
-            raise ValueError(f"the coreset's indices must be rows of the {len(targets)} examples given")
-        chosen = everything.take(indices)
-        chosen = Batch(chosen.inputs, chosen.targets, weights, chosen.ids)
+        indices, kept = _rows_and_weights(coreset)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(everything):
+            raise ValueError(f"the coreset's indices must be rows of the {len(everything)} examples given")
+        chosen = replace(everything.take(indices), weights=kept)
     else:
         chosen = coreset
+    everything = _counting_classes(everything, class_weight)
+    check_init(init)
     check_scale_outputs(scale_outputs, loss)
     plain = get_loss(loss)
     scale = TargetScale.of(everything.targets) if scales(scale_outputs, loss) else None
     difference = total = 0.0
     for s in range(inits):
-        model = draw_model(make_model, derive_seed(seed, "fresh model", s))
+        model = draw_model(make_model, derive_seed(seed, "fresh model", s), init, init_scale)
         calibrate(model, map_inputs(lambda t: t[:CALIBRATION_ROWS], everything.inputs))
         per_example = plain
         if scale is not None:
@@ -84,6 +94,17 @@ def matching_error(
         difference += float((full - kept).square().sum())
         total += float(full.square().sum())
     return math.sqrt(difference / total) if total else 0.0
+
+
+def _counting_classes(batch: Batch, class_weight: ClassWeight | None) -> Batch:
+    """The same, where each example counts as much as its class says."""
+    class_weight, _ = check_classes(class_weight, 0)
+    if class_weight is None:
+        return batch
+    labels = class_labels(batch.targets, COUNTED).cpu()
+    seen = Tally.of(labels, batch.weights.cpu() if batch.weighted else None)
+    factors = seen.factors(class_weight)[seen.places(labels)]
+    return replace(batch, weights=batch.weights * factors.to(batch.weights))
 
 
 def _rows_and_weights(coreset: Coreset) -> tuple[Tensor, Tensor]:

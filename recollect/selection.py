@@ -16,6 +16,7 @@ from recollect.classes import (
     Classes,
     ClassWeight,
     Tally,
+    are_classes,
     check_classes,
     class_labels,
     pursue_classes,
@@ -24,7 +25,7 @@ from recollect.classes import (
 from recollect.cluster import connected, in_memory, is_ray_dataset, look_over, of_dataset, shards_of
 from recollect.dictionary import Dictionary
 from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionName, ScaleOutputs
-from recollect.losses import LossFunction, cross_entropy, get_loss
+from recollect.losses import LossFunction
 from recollect.numerics import full_precision
 from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
@@ -185,7 +186,7 @@ def select(
             coreset = pursue(found.candidates, size, target=found.target, count=found.count, **pursuit)
         else:
             coreset = pursue_classes(found.candidates, found.labels, size, found.seen, found.target, classes, **pursuit)
-    if found.seen is not None or get_loss(loss) is cross_entropy:
+    if found.seen is not None or are_classes(found.targets, loss):
         warn_of_lost_classes(found.classes, found.targets[coreset.indices.to(found.targets.device)], min_per_class)
     return coreset if found.rows is None else replace(coreset, indices=found.rows[coreset.indices.cpu()])
 

@@ -87,6 +87,9 @@ def examples_of(inputs: Any, targets: Any = None, target: str | None = None) -> 
         return check_examples(*unpacked(inputs.tensors, None))
     if isinstance(inputs, DataLoader):
         return _from_loader(inputs, target)
+    if type(inputs).__module__.startswith("datasets.") and hasattr(inputs, "with_format"):
+        inputs = inputs.with_format("torch")  # Hugging Face's, whose rows are lists
+        return _from_loader(_loader_of(inputs), target)
     if isinstance(inputs, Dataset):
         return _from_loader(_loader_of(inputs), target)
     if isinstance(inputs, Tensor | np.ndarray | str | bytes) or not isinstance(inputs, Iterable):

@@ -260,7 +260,7 @@ def test_odd_options_are_refused_in_one_sentence(options: dict[str, Any], senten
 def test_targets_without_classes_are_refused(option: dict[str, Any]) -> None:
     inputs, targets = torch.zeros(9, 3), torch.ones(9, 4)
     memory = rc.GradientMatching(make_model, 3, loss="squared_error", **option)
-    sentence = "class_weight and min_per_class are about classes, so pass targets.long"
+    sentence = "class_weight and min_per_class are about classes, so pass targets.argmax"
     with pytest.raises(ValueError, match=sentence):
         memory.update(inputs, targets)
     with pytest.raises(ValueError, match=sentence):

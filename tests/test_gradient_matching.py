@@ -1,5 +1,6 @@
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from copy import copy
 from functools import partial
@@ -343,15 +344,17 @@ def test_those_that_stay_for_others_until_the_next_choice_add_up(weights: Tensor
     for i in range(0, 399, size):
         part = slice(i, i + size)
         before = int(memory._state.get("waiting", 0))
-        error = memory.error if memory.seen else 0.0
         stood = float(memory.batch.weights.sum()) if memory.seen else 0.0
         memory.update(inputs[part], targets[part], weights=None if weights is None else weights[part])
         truth = rows[: i + size].sum(0)
         assert float((memory.target - truth).norm() / truth.norm()) < 1e-6
         waiting = int(memory._state.get("waiting", 0))
-        if before > 0 and waiting == 0 and memory.error == error:  # no choice, and yet nobody waits any more
+        if before > 0 and waiting == 0 and "error" not in memory._state:  # no choice, and yet nobody waits any more
             thinned += 1
             assert float(memory.batch.weights.sum()) == pytest.approx(stood + float(counts[part].sum()), rel=1e-5)
+            kept = embedding.embed(memory.batch.inputs, memory.batch.targets).double()
+            true = float((memory.batch.weights.double() @ kept - truth).norm() / truth.norm())
+            assert memory.error == pytest.approx(true, rel=1e-4)  # of what is held now, not as of the last choice
         assert len(memory._state.get("embeddings", [])) == (len(memory) - waiting if "target" in memory._state else 0)
         assert len(memory) <= 30
         if i > 120:
@@ -667,3 +670,21 @@ def test_what_was_forgotten_stays_known_to_later_choices_and_merged_memories() -
     twice = [60 + i for i in gone]
     assert merged.forget(twice, inputs[gone], targets[gone]).tolist() == []
     assert torch.allclose(merged.target, target)
+
+
+def test_a_class_that_is_lost_is_told_of_with_a_loss_of_ones_own() -> None:
+    def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1, reduction="none")
+
+    inputs, targets = examples(400)
+    targets = (targets == 2).long() * (torch.arange(400) % 40 == 0)
+    assert 0 < targets.sum() < 10
+    for choose in (
+        lambda: rc.select(make_model, inputs, targets, 3, loss=smoothed, inits=1),
+        lambda: rc.GradientMatching(make_model, 3, loss=smoothed, inits=1).update(inputs, targets),
+    ):
+        with pytest.warns(rc.LostClassWarning, match="got none left of 1 of 2"):
+            choose()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # numbers of rows are no classes
+        rc.select(make_model, inputs, torch.arange(400), 3, loss=lambda outputs, _: outputs.square().sum(1), inits=1)

@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import numpy as np
@@ -63,3 +64,13 @@ def test_the_matrix_must_be_square(shape: tuple[int, ...]) -> None:
         metrics.accuracy(torch.zeros(2, 3), torch.zeros(3))
     with pytest.raises(ValueError, match="untrained must hold one accuracy for each of the 3 tasks"):
         metrics.forward_transfer(MATRIX, torch.zeros(2))
+
+
+def test_tasks_that_were_not_measured_before_they_were_learned_count_from_then_on() -> None:
+    matrix = [[0.9, math.nan, math.nan], [0.7, 0.8, math.nan], [0.6, 0.4, 0.9]]
+    assert metrics.forgetting(matrix) == pytest.approx(((0.9 - 0.6) + (0.8 - 0.4)) / 2)
+
+
+def test_a_single_column_of_outputs_has_no_accuracy() -> None:
+    with pytest.raises(ValueError, match=r"a column for each of several classes, got one: .* compare outputs"):
+        metrics.accuracy([[0.3], [-0.2]], [1, 0])

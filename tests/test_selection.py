@@ -94,3 +94,26 @@ def test_a_coreset_put_together_by_hand_can_be_measured() -> None:
     for indices, factors in ((rows, weights[:3]), (rows.double(), weights), (rows, weights * torch.nan)):
         with pytest.raises(ValueError, match="a coreset must have a finite weight for each of its row numbers"):
             rc.matching_error(make, data, rc.Coreset(indices, factors, 0.0), inits=2)
+
+
+def test_the_error_of_balanced_classes_is_measured_against_balanced_classes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    targets = (torch.arange(300) % 10 == 0).long()
+    inputs = 0.3 * torch.randn(300, 6, generator=generator) + 2 * targets[:, None]
+    make = partial(rc.models.mlp, 6, 2, hidden=(8,))
+    coreset = rc.select(make, inputs, targets, 60, class_weight="balanced", inits=3)
+    plain = rc.matching_error(make, (inputs, targets), coreset, inits=3)
+    balanced = rc.matching_error(make, (inputs, targets), coreset, class_weight="balanced", inits=3)
+    factors = torch.tensor([300 / 540, 300 / 60])[targets]
+    by_weights = rc.matching_error(make, (inputs, targets), coreset, weights=factors, inits=3)
+    assert balanced == pytest.approx(by_weights, rel=1e-6)
+    assert balanced < 0.1 < plain
+
+
+def test_the_error_is_measured_at_draws_of_the_same_kind() -> None:
+    inputs, targets = NETWORKS["mlp"][1], LABELS
+    coreset = rc.select(make_model, inputs, targets, 4, inits=2)
+    at = [rc.matching_error(make_model, (inputs, targets), coreset, inits=2, init_scale=s) for s in (1.0, 4.0)]
+    assert at[0] != at[1]
+    with pytest.raises(ValueError, match="init must be one of"):
+        rc.matching_error(make_model, (inputs, targets), coreset, init="orthogonal")

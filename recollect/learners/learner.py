@@ -106,8 +106,10 @@ class Learner(ABC):
         if self._untrained is None:
             self._untrained = self._fresh_model()
         with torch.no_grad():
-            outputs = forward(self._untrained, arrived.take(torch.arange(1)).inputs)
-        check_labels(outputs, arrived.targets, self.loss)
+            one = arrived.take(torch.arange(1))
+            outputs = forward(self._untrained, one.inputs)
+            check_labels(outputs, arrived.targets, self.loss)
+            self.training.losses(outputs, one.targets)
 
     def _train(self, task: Task) -> nn.Module:
         return train(task.model, task.batch, self.training, task.generator)

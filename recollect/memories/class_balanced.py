@@ -16,8 +16,10 @@ from recollect.randomness import uniform_keys
 class ClassBalanced(Memory):
     """Keeps a balanced memory: admits while a class is under its share, evicts from the largest class.
 
-    A class's share is the capacity over the number of classes seen. All kept examples weigh the same, as in GDumb;
-    those that came with weights take one place each, and weigh in proportion to them.
+    This is the greedy sampler of GDumb (Prabhu et al. 2020). A class's share is the capacity over the number of classes
+    seen. Once a class has its share, later examples of it are not admitted: of a stream in which a class changes with
+    time, the first are kept. All kept examples weigh the same; those that came with weights take one place each, and
+    weigh in proportion to them.
 
     Args:
         capacity: how many examples are kept at most.

@@ -87,8 +87,6 @@ class Memory(ABC):
         facts = [f"{len(self)} of {self.seen} seen", f"capacity {self.capacity}"]
         if self._batch is not None:
             facts.append(describe_weights(self._batch.weights))
-        if "error" in self._state:
-            facts.append(f"error {float(self._state['error']):.3g}")
         return f"{type(self).__name__}({', '.join(facts)})"
 
     @full_precision()

@@ -165,7 +165,7 @@ def test_a_loss_that_fails_late_changes_nothing(
 
     def loss(outputs: Tensor, targets: Tensor) -> object:
         losses = nn.functional.cross_entropy(outputs, targets, reduction="none")
-        return returned(losses) if broken[0] and len(targets) < 10 else losses  # the last minibatch of an epoch
+        return returned(losses) if broken[0] and 1 < len(targets) < 10 else losses  # the last minibatch of an epoch
 
     inputs, targets = examples(36)
     learner, untouched = (observe(make(rc.Reservoir(7), loss=loss)) for _ in range(2))
@@ -181,6 +181,13 @@ def test_a_loss_that_fails_late_changes_nothing(
     elif learner.memory is not None:
         assert learner.memory.seen == 90
     assert torch.equal(learner.predict(inputs), untouched.predict(inputs))
+
+
+def test_a_loss_that_is_a_mean_is_refused_at_once(make: Callable[..., rc.Learner]) -> None:
+    learner = make(rc.Reservoir(7), loss=nn.functional.cross_entropy)
+    with pytest.raises(ValueError, match=r"loss must return one value per example, got shape \(\)"):
+        learner.observe(*examples(36))
+    assert learner.memory is None or learner.memory.seen == 0
 
 
 def test_a_memory_that_fails_changes_nothing(make: Callable[..., rc.Learner], monkeypatch: pytest.MonkeyPatch) -> None:

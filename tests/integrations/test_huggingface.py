@@ -1,6 +1,7 @@
 """Hugging Face: the weights come out of the choice as a column, and arrive in the loss of a real `Trainer`."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,15 @@ def test_columns_that_are_not_there_are_named() -> None:
         weighted(sentences(), rc.Coreset(torch.tensor([0]), torch.tensor([9.0]), 0.0), weight="text")
     with pytest.raises(ValueError, match=r"dataset must be a datasets\.Dataset, got IterableDataset"):
         select(gpt, sentences().to_iterable_dataset(), 5)
+
+
+@pytest.mark.parametrize("iterable", [False, True])
+def test_a_dataset_of_numbers_is_chosen_from_as_it_is(iterable: bool) -> None:
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    dataset = Dataset.from_dict({"input": x.tolist(), "label": (torch.arange(60) % 3).tolist()})
+    make_model = partial(rc.models.mlp, 3, 3, hidden=(8,))
+    plain = rc.select(make_model, {"input": x}, torch.arange(60) % 3, 9, inits=2)
+    found = rc.select(
+        make_model, dataset.to_iterable_dataset() if iterable else dataset, size=9, target="label", inits=2
+    )
+    assert torch.equal(found.indices, plain.indices)

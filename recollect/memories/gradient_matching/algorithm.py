@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from recollect.batch import Batch
 from recollect.candidates import shortlist_length, total_of
-from recollect.classes import COUNTED, Classes, Tally, class_labels, warn_of_lost_classes
+from recollect.classes import COUNTED, Classes, Tally, are_classes, class_labels, warn_of_lost_classes
 from recollect.cluster import Load, Piece, as_it_is, fetched, look_over
 from recollect.dictionary import Dictionary, joined, remembered, remembering_more, taken, to_remember, weighted_sum
 from recollect.embedding import GradientEmbedding, Prepared
-from recollect.losses import cross_entropy, get_loss
 from recollect.memories.choice import Choice
 from recollect.memories.gradient_matching.choosing import Choosing
 from recollect.memories.gradient_matching.pool import Pool
@@ -99,7 +98,7 @@ class Matching(Memory):
         else:
             coreset = choosing.fitted(pool, total, seen, self.capacity - room)
         choice = pool.choice(coreset, seen, {**prepared.tensors, **forgotten_of(self._state)})
-        if seen is not None or get_loss(embedding.loss) is cross_entropy:
+        if seen is not None or are_classes(pool.targets, embedding.loss):
             passed = pool.targets[:0] if arrivals is None else arrivals.classes.cpu()
             warn_of_lost_classes(torch.cat([pool.targets, passed]), pool.targets[choice.indices], self._classes[1])
         self._prepared = prepared
@@ -163,11 +162,12 @@ class Matching(Memory):
         if found is None:
             return None
         some, stand = found
-        if get_loss(embedding.loss) is cross_entropy:
+        if are_classes(arrived.targets, embedding.loss):
             stay = torch.cat([held.targets, arrived.targets[some]])
             warn_of_lost_classes(torch.cat([held.targets, arrived.targets]), stay)
         rows = embedding.dictionary(arrived.inputs, arrived.targets, prepared=prepared)
-        state = {name: value for name, value in self._state.items() if name not in ("waiting", "factors")}
+        about = ("waiting", "factors", "error")  # which is told by what is held, whoever asks
+        state = {name: value for name, value in self._state.items() if name not in about}
         everything, weights = torch.arange(len(rows), device=embedding.device), arrived.weights.double()
         state["target"] = state["target"] + weighted_sum(rows, everything, weights.to(embedding.device)).to(self.device)
         state |= self._here(remembering_more(self._state, taken(rows, some), embedding.device))

@@ -13,7 +13,7 @@ from recollect.batch import Batch, check_same_form
 from recollect.candidates import SHORTLIST, shortlisted
 from recollect.classes import ClassWeight, check_classes
 from recollect.cluster import Load, Piece, connected, in_memory, is_ray_dataset, of_dataset
-from recollect.dictionary import Dictionary, taken
+from recollect.dictionary import Dictionary, remembered, taken, weighted_sum
 from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction
 from recollect.memories.description import plain_options
@@ -189,14 +189,23 @@ class GradientMatching(Matching):
         seen, target = tally_of(self._state), self._state["target"]
         return target if seen is None else seen.factors(self._classes[0]).to(target.device) @ target
 
+    def __repr__(self) -> str:
+        return super().__repr__() if not self.seen else f"{super().__repr__()[:-1]}, error {self.error:.3g})"
+
     @property
     def error(self) -> float:
         """How far the kept are from the target, relative to it, at the initialisations they were chosen for.
 
-        As of the last choice: examples that wait for the next one are matched by themselves.
+        It is that of the gradients as they are matched, projected where they are projected;
+        `matching_error` measures without projection, at other initialisations. Examples that came since the last choice
+        and hold free places with weight one are matched by themselves.
         """
-        self.batch  # noqa: B018
-        return float(self._state["error"])
+        chosen, _ = self._divided(self.batch)
+        if "error" in self._state:
+            return float(self._state["error"])
+        target, rows = self._state["target"], remembered(self._state, self.device)
+        found = weighted_sum(rows, torch.arange(len(chosen)), chosen.weights.double())
+        return float((found - target).norm() / target.norm())
 
     @full_precision()
     def update(
