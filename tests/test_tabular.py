@@ -1,6 +1,7 @@
 """Tables in files: encoding, choosing, and a store that survives whatever happens to it."""
 
 import csv
+import datetime
 import json
 import os
 import random
@@ -291,6 +292,68 @@ def test_another_schema_is_refused_with_the_column_named(
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
     assert files_of(tmp_path / "s") == before
+
+
+MORNING, TWO = datetime.datetime(2024, 1, 1, 10), pa.struct({"a": pa.int64(), "b": pa.int64()})
+ONE, OTHER = pa.struct({"a": pa.int64()}), pa.struct({"z": pa.int64()})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "wanted"),
+    [
+        ([100000000.142], pa.float64(), pa.float32()),
+        ([0, 1, 2], pa.int64(), pa.bool_()),
+        ([True], pa.bool_(), pa.int64()),
+        ([MORNING], pa.timestamp("us"), pa.date32()),
+        ([MORNING], pa.timestamp("us"), pa.time64("us")),
+        ([MORNING], pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        ([MORNING], pa.timestamp("us", "UTC"), pa.timestamp("us")),
+        ([1], pa.int64(), pa.timestamp("s")),
+        ([1], pa.duration("s"), pa.int64()),
+        ([1.005], pa.float64(), pa.decimal128(10, 2)),
+        ([2**53 + 1], pa.int64(), pa.float64()),
+        ([{"a": 1, "b": 2}], TWO, ONE),
+        ([{"z": 1}], OTHER, ONE),
+        ([[0, 1]], pa.list_(pa.int64()), pa.list_(pa.bool_())),
+        (["007"], pa.string(), pa.int64()),
+        (["9007199254740993"], pa.string(), pa.float64()),
+    ],
+)
+def test_a_type_that_would_change_values_is_refused_with_the_column_named(
+    values: list[Any], kind: pa.DataType, wanted: pa.DataType
+) -> None:
+    piece, schema = pa.table({"c": pa.array(values, kind)}), pa.schema({"c": wanted})
+    with pytest.raises(ValueError, match=r"column 'c' of 'b' must be .* as in the first file, got .*: pass --ignore c"):
+        conform(piece, schema, "b")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "wanted", "expected"),
+    [
+        ([0.5, None], pa.float64(), pa.float32(), [0.5, None]),
+        ([1, None], pa.int64(), pa.int8(), [1, None]),
+        ([1.0], pa.float64(), pa.int64(), [1]),
+        ([2**53], pa.int64(), pa.float64(), [2.0**53]),
+        ([None], pa.null(), pa.list_(pa.int64()), [None]),
+        (["a", None], pa.large_string(), pa.dictionary(pa.int8(), pa.string()), ["a", None]),
+        ([MORNING], pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC"), [MORNING.replace(tzinfo=datetime.UTC)]),
+        ([MORNING], pa.timestamp("us"), pa.string(), ["2024-01-01 10:00:00.000000"]),
+        (["3.50", "1e3", None], pa.string(), pa.float64(), [3.5, 1000.0, None]),
+        ([{"a": 1}, None], ONE, TWO, [{"a": 1, "b": None}, None]),
+        ([[1], None], pa.list_(pa.int64()), pa.large_list(pa.float64()), [[1.0], None]),
+    ],
+)
+def test_a_type_that_changes_no_value_is_taken(
+    values: list[Any], kind: pa.DataType, wanted: pa.DataType, expected: list[Any]
+) -> None:
+    found = conform(pa.table({"c": pa.array(values, kind)}), pa.schema({"c": wanted}), "b")
+    assert found.schema.field("c").type == wanted and found.column("c").to_pylist() == expected
+
+
+def test_values_that_are_no_numbers_are_the_same_in_a_narrower_type() -> None:
+    piece = pa.table({"c": [0.5, float("nan")], "l": [[float("nan")], None]})
+    schema = pa.schema({"c": pa.float32(), "l": pa.list_(pa.float32())})
+    assert str(conform(piece, schema, "b").to_pylist()) == str(piece.to_pylist())
 
 
 def test_a_second_update_waits_or_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from recollect.progress import Bar, progress_bar
+from recollect.tables.casting import cast_unchanged
 from recollect.tables.examining import Examined, examine
 from recollect.tables.reading import Reading, Source, pieces, recognise
 from recollect.tables.settings import Settings
@@ -54,6 +55,8 @@ def _watched(tables: Iterable[pa.Table], bar: Bar) -> Iterator[pa.Table]:
 def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence[str] = ()) -> pa.Table:
     """The rows with the columns of the first file; another schema is refused with the column named.
 
+    A type that differs is taken where no value changes by it.
+
     Args:
         piece: some rows.
         schema: the columns of the first file.
@@ -79,8 +82,8 @@ def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence
             continue
         column = piece.column(wanted.name)
         try:
-            columns.append(column if column.type == wanted.type else column.cast(wanted.type))
-        except pa.ArrowException:
+            columns.append(cast_unchanged(column, wanted.type))
+        except (pa.ArrowException, ValueError, OverflowError):
             raise ValueError(
                 f"column {wanted.name!r} of {what} must be {wanted.type} as in the first file, got {column.type}: "
                 f"pass --ignore {wanted.name} to take it as missing values"
