@@ -294,6 +294,39 @@ def test_another_schema_is_refused_with_the_column_named(
     assert files_of(tmp_path / "s") == before
 
 
+def coded(values: list[str], index: pa.DataType) -> pa.DictionaryArray:
+    found = pa.array(values).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(found.indices.cast(index), found.dictionary)
+
+
+@pytest.mark.parametrize("index", [pa.int8(), pa.int32()])
+def test_a_store_holds_no_values_of_rows_that_are_gone(tmp_path: Path, index: pa.DataType) -> None:
+    store = make_store(tmp_path / "s", memory="sliding-window")
+    for day in range(3):
+        values = [f"address {i} of day {day}" for i in range(120)]
+        table = make_table(seed=day).append_column("address", coded(values, index))
+        nested = pa.StructArray.from_arrays([coded(values, index)], ["address"])
+        store.update([save(table.append_column("nested", nested), tmp_path / f"{day}.arrow")])
+    held, last = store.load(), values[-20:]
+    assert held.rows.column("address").combine_chunks().dictionary.to_pylist() == last
+    assert [row["address"] for row in held.rows.column("nested").to_pylist()] == last
+    content = (store.generation(3) / "rows.arrow").read_bytes()
+    assert b"day 2" in content and b"day 1" not in content and b"address 7 of" not in content
+    export_table(held, tmp_path / "out.parquet")
+    exported = pyarrow.parquet.read_table(tmp_path / "out.parquet").column("address")
+    assert exported.type == pa.dictionary(pa.int32(), pa.string()) and exported.to_pylist() == last
+
+
+def test_an_ordered_scale_stays_whole(tmp_path: Path) -> None:
+    scale = pa.array(["low", "middle", "high"])
+    store = make_store(tmp_path / "s")
+    for seed, step in enumerate((0, 1)):
+        steps = pa.DictionaryArray.from_arrays(pa.array([step, 2] * 60, pa.int8()), scale, ordered=True)
+        store.update([save(make_table(seed=seed).append_column("step", steps), tmp_path / f"{seed}.arrow")])
+    found = store.load().rows.column("step").combine_chunks()
+    assert found.type.ordered and found.dictionary.equals(scale)
+
+
 MORNING, TWO = datetime.datetime(2024, 1, 1, 10), pa.struct({"a": pa.int64(), "b": pa.int64()})
 ONE, OTHER = pa.struct({"a": pa.int64()}), pa.struct({"z": pa.int64()})
 

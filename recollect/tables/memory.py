@@ -25,7 +25,7 @@ from recollect.tables.conforming import examine_files, read_as, recognised
 from recollect.tables.encoding import Drift, Encoding, missing_target
 from recollect.tables.examining import Examined
 from recollect.tables.networks import MakeNetwork
-from recollect.tables.reading import Source
+from recollect.tables.reading import Source, in_use, retyped
 from recollect.tables.settings import ROW_BYTES, TABLE_MEMORIES, Settings
 from recollect.terminal import lasting
 
@@ -289,4 +289,4 @@ def _kept_rows(rows: pa.Table, ids: Tensor, block: Block, classes: Sequence[str]
     old, new = kept[kept < first].numpy(), kept[kept >= first].numpy() - first
     places = np.searchsorted(ids.numpy(), old)
     # Copied, so that the block they came from can be let go.
-    return pa.concat_tables([rows.take(places), block.take(new, classes)]).combine_chunks()
+    return retyped(pa.concat_tables([rows.take(places), block.take(new, classes)]).combine_chunks(), in_use)

@@ -53,7 +53,18 @@ from recollect.tables.documents import (
 )
 from recollect.tables.memory import TableMemory
 from recollect.tables.networks import MakeNetwork
-from recollect.tables.reading import Reading, Skipped, Source, content_hash, known_rows, opened, pieces
+from recollect.tables.reading import (
+    Reading,
+    Skipped,
+    Source,
+    content_hash,
+    in_use,
+    known_rows,
+    opened,
+    pieces,
+    plain,
+    retyped,
+)
 from recollect.tables.settings import Settings
 from recollect.tables.workers import Workers
 
@@ -204,6 +215,7 @@ class Store:
     def _held(self, state: State, make_network: MakeNetwork | None) -> TableMemory:
         generation = self.generation(state.number)
         rows = read_rows(generation / "rows.arrow", state.rows)
+        rows = retyped(retyped(rows, plain), in_use)  # a store that was made before may hold more
         bound_content(generation / "memory" / "memory.json", state.memory)
         held = TableMemory(self.settings, rows.schema, state.encoding, state.account, make_network)
         held.outputs = state.outputs

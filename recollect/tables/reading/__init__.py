@@ -5,7 +5,7 @@ a file may be larger than memory.
 """
 
 from recollect.tables.reading.dialect import FORMATS, Dialect, Reading, Skipped, Source, UnreadableError
-from recollect.tables.reading.pieces import known_rows, parts, pieces, retyped
+from recollect.tables.reading.pieces import in_use, known_rows, parts, pieces, plain, retyped
 from recollect.tables.reading.recognising import recognise
 from recollect.tables.reading.sources import at_hand, content_hash, find_files, found_at, opened, recognise_at
 
@@ -20,10 +20,12 @@ __all__ = [
     "content_hash",
     "find_files",
     "found_at",
+    "in_use",
     "known_rows",
     "opened",
     "parts",
     "pieces",
+    "plain",
     "recognise",
     "recognise_at",
     "retyped",

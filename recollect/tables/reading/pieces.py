@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -101,7 +102,46 @@ def plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         return pa.chunked_array(chunks, pa.string())
     if pa.types.is_string_view(kind):
         return column.cast(pa.string())
+    if pa.types.is_dictionary(kind) and kind.index_type.bit_width < 32:  # values of many files may be more than fit
+        chunks = [_recoded(chunk, chunk.indices.cast(pa.int32()), chunk.dictionary) for chunk in column.chunks]
+        return pa.chunked_array(chunks, pa.dictionary(pa.int32(), kind.value_type, kind.ordered))
+    if pa.types.is_nested(kind) and (decoded := _decoded(kind)) != kind:
+        with suppress(pa.ArrowNotImplementedError):  # as for lists of what polars has
+            return column.cast(decoded)
     return column
+
+
+def in_use(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same values without what no row has: rows that are taken bring all values of those that are not.
+
+    An ordered scale stays whole, as its steps mean something beside one another.
+    """
+    if not pa.types.is_dictionary(column.type) or column.type.ordered:
+        return column
+    chunks = []
+    for chunk in column.chunks:
+        used = pc.unique(chunk.indices.drop_null())
+        used = used.take(pc.array_sort_indices(used))
+        indices = pc.index_in(chunk.indices, value_set=used).cast(column.type.index_type)
+        chunks.append(_recoded(chunk, indices, chunk.dictionary.take(used)))
+    return pa.chunked_array(chunks, column.type)
+
+
+def _recoded(chunk: pa.DictionaryArray, indices: pa.Array, values: pa.Array) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(indices, values, ordered=chunk.type.ordered)
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    """The type with values themselves where it has numbers of values."""
+    if pa.types.is_dictionary(kind):
+        return kind.value_type
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_decoded(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_decoded(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_decoded(kind.value_type)))
+    return kind
 
 
 def _check_names(source: Source, schema: pa.Schema) -> None:
