@@ -13,7 +13,7 @@ from recollect.tables.dates import parse_dates
 from recollect.tables.encoding import Drift
 from recollect.tables.examining import examine, fit_encoding
 from recollect.tables.summaries import Summary
-from recollect.tables.values import parse_numbers
+from recollect.tables.values import class_names, parse_numbers
 
 
 def texts(*values: str | None) -> pa.ChunkedArray:
@@ -178,6 +178,25 @@ def test_a_target_of_numbers_with_much_else_among_them_is_asked_about(unit: str)
     assert fit_encoding([table], "y", task="classification").task == "classification"
     grades = table.set_column(1, "y", pa.array([str(i % 4) if i % 5 else "absent" for i in range(400)]))
     assert fit_encoding([grades], "y").classes == ["0", "1", "2", "3", "absent"]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.decimal128(38, 2), pa.string()])
+def test_classes_of_more_digits_than_a_float_has_stay_apart(kind: pa.DataType) -> None:
+    numbers = [10**18, 10**18 + 1, 10**18 + 500] * 20
+    y = pa.array([str(number) for number in numbers]) if kind == pa.string() else pa.array(numbers, kind)
+    table = pa.table({"x": [float(i % 7) for i in range(60)], "y": y})
+    found = examine([table], "y", task="classification")
+    assert found.account()["y"].note == "3 classes"
+    encoding = found.encoding()
+    assert encoding.classes == [str(number) for number in numbers[:3]]
+    assert encoding.targets(table, Drift()).tolist() == [0, 1, 2] * 20
+
+
+def test_a_class_is_named_alike_in_all_types_of_numbers() -> None:
+    for three in (3, 3.0, Decimal("3.00")):
+        assert class_names(pa.chunked_array([pa.array([three, None])])) == ["3", "nan"]
+    for quarter in (0.25, Decimal("0.250")):
+        assert class_names(pa.chunked_array([pa.array([quarter])])) == ["0.25"]
 
 
 def test_numbers_too_large_to_be_told_apart_are_not_said_to_be_one_value() -> None:

@@ -8,6 +8,7 @@ decided by all its values, and those of the other columns where its own do not t
 import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -127,8 +128,15 @@ def class_names(values: pa.ChunkedArray) -> list[Any]:
         return texts_of(values).to_pylist()  # type: ignore[no-any-return]
     if pa.types.is_boolean(values.type):
         return [None if value is None else "true" if value else "false" for value in values.to_pylist()]
+    if pa.types.is_integer(values.type) or pa.types.is_decimal(values.type):  # of more digits than a float has
+        return ["nan" if value is None else _digits(value) for value in values.to_pylist()]
     numbers = numbers_of("", values).tolist()
     return [f"{value:.0f}" if math.isfinite(value) and value == round(value) else repr(value) for value in numbers]
+
+
+def _digits(value: int | Decimal) -> str:
+    text = f"{value:f}" if isinstance(value, Decimal) else str(value)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def look_alikes(names: Iterable[str]) -> list[list[str]]:
@@ -140,9 +148,14 @@ def look_alikes(names: Iterable[str]) -> list[list[str]]:
     """
     groups: dict[str | float, list[str]] = {}
     for name in names:
-        plain = re.fullmatch(_PLAIN, name)
-        groups.setdefault(float(name) if plain else " ".join(name.casefold().split()), []).append(name)
+        groups.setdefault(_looks(name), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
+
+
+def _looks(name: str) -> str | float:
+    if re.fullmatch(r"[+-]?\d{1,40}", name):
+        return int(name)
+    return float(name) if re.fullmatch(_PLAIN, name) else " ".join(name.casefold().split())
 
 
 def missing_mask(values: pa.ChunkedArray, *, words: bool = True) -> NDArray[np.bool_]:
