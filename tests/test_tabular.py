@@ -38,7 +38,7 @@ from recollect.tables import (
 )
 from recollect.tables.conforming import conform
 from recollect.tables.encoding import Drift
-from recollect.tables.memory import Taken
+from recollect.tables.memory import TableMemory, Taken
 from recollect.tables.saying import remarks
 
 
@@ -387,6 +387,26 @@ def test_values_that_are_no_numbers_are_the_same_in_a_narrower_type() -> None:
     piece = pa.table({"c": [0.5, float("nan")], "l": [[float("nan")], None]})
     schema = pa.schema({"c": pa.float32(), "l": pa.list_(pa.float32())})
     assert str(conform(piece, schema, "b").to_pylist()) == str(piece.to_pylist())
+
+
+@pytest.mark.parametrize("command", ["select", "update"])
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, store = save(make_table(), tmp_path / "rows.csv"), make_store(tmp_path / "s")
+    take = TableMemory.take
+
+    def grow_and_take(self: TableMemory, *arguments: Any) -> Taken:
+        with path.open("a") as file:  # after the columns were looked at
+            file.write(path.read_text().splitlines()[-1] + "\n")
+        return take(self, *arguments)
+
+    monkeypatch.setattr(TableMemory, "take", grow_and_take)
+    output = tmp_path / "out.csv"
+    options = ["--target", "bought", "--size", 20, "-o", output, "--quiet"] if command == "select" else []
+    assert run(command, *([store.folder] if command == "update" else []), path, *options) == 2
+    assert "rows.csv' must not change while it is read, but it did: start again" in one_line(capsys)
+    assert not output.exists() and store.number() == 0
 
 
 def test_a_second_update_waits_or_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

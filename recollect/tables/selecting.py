@@ -12,7 +12,7 @@ from recollect.tables.conforming import conform, examine_files, recognised
 from recollect.tables.encoding import Encoding
 from recollect.tables.memory import TableMemory, Taken
 from recollect.tables.networks import MakeNetwork
-from recollect.tables.reading import Skipped, Source, pieces, retyped
+from recollect.tables.reading import Skipped, Source, pieces, retyped, watched
 from recollect.tables.settings import Settings
 from recollect.tables.values import has_codes, known_texts, parse_numbers
 from recollect.tables.workers import Workers
@@ -35,6 +35,7 @@ def select_rows(
     """
     examine = examine_files if workers is None else workers.examine
     known = recognised(sources, settings.reading)
+    check_unchanged = watched(known)
     held = TableMemory.for_files(settings, known, make_network, all_known=True, progress=progress, examine=examine)
     skipped = Skipped()
     if workers is None:
@@ -42,6 +43,7 @@ def select_rows(
         taken = held.take(rows, held.account.rows, say)
     else:
         taken = held.take_blocks(workers.blocks(held, known, skipped), held.account.rows, say)
+    check_unchanged()
     taken.skipped += skipped.rows
     return held, taken
 

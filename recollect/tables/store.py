@@ -64,6 +64,7 @@ from recollect.tables.reading import (
     pieces,
     plain,
     retyped,
+    watched,
 )
 from recollect.tables.settings import Settings
 from recollect.tables.workers import Workers
@@ -284,7 +285,7 @@ class Store:
         say: Callable[[str], None],
         workers: Workers | None,
     ) -> Update:
-        started, name = _stamp(source), Path(source.name).name
+        check_unchanged, name = watched([source]), Path(source.name).name
         digest = content_hash(source.path) if workers is None else workers.digest(source)
         held, files = self.read(make_network) if self.number() else (None, [])
         if held is not None and not force and any(entry.hash == digest for entry in files):
@@ -312,8 +313,7 @@ class Store:
         else:
             taken = held.take_blocks(workers.blocks(held, [source], skipped, ignore), total, say)
         taken.skipped += skipped.rows
-        if started != _stamp(source):
-            raise ValueError(f"{source.name!r} must not change while it is read, but it did: update again")
+        check_unchanged()
         told = name.encode(errors="replace").decode()  # a name need not be text
         read_as = str(source.dialect).encode(errors="replace").decode()
         entry = Entry(told, digest, first, time.time(), **taken.as_data(), read_as=read_as)
@@ -404,14 +404,6 @@ def _opened(file: str | Path | Source, reading: Reading, stack: ExitStack, worke
     if workers is not None:
         return workers.sources([str(file)], reading)
     return stack.enter_context(opened([str(file)], reading))
-
-
-def _stamp(source: Source) -> tuple[int, int] | None:
-    """What changes with a file; whoever copies something from an address sees to that by itself."""
-    if source.address is not None:
-        return None
-    found = source.path.stat()
-    return found.st_size, found.st_mtime_ns
 
 
 def _check_decimal(said: str | None, held: TableMemory) -> None:

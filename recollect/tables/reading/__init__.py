@@ -7,7 +7,7 @@ a file may be larger than memory.
 from recollect.tables.reading.dialect import FORMATS, Dialect, Reading, Skipped, Source, UnreadableError
 from recollect.tables.reading.pieces import in_use, known_rows, parts, pieces, plain, retyped
 from recollect.tables.reading.recognising import recognise
-from recollect.tables.reading.sources import at_hand, content_hash, find_files, found_at, opened, recognise_at
+from recollect.tables.reading.sources import at_hand, content_hash, find_files, found_at, opened, recognise_at, watched
 
 __all__ = [
     "FORMATS",
@@ -29,4 +29,5 @@ __all__ = [
     "recognise",
     "recognise_at",
     "retyped",
+    "watched",
 ]

@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +79,26 @@ def at_hand(source: Source) -> Iterator[Source]:
     else:
         _check_there(source.path, source.name)
         yield source
+
+
+def watched(sources: Iterable[Source]) -> Callable[[], None]:
+    """What refuses files that have changed since: what was found out first need not hold for what was read then."""
+    before = [(source, _stamp(source)) for source in sources]
+
+    def check() -> None:
+        for source, stamp in before:
+            if stamp != _stamp(source):
+                raise ValueError(f"{source.name!r} must not change while it is read, but it did: start again")
+
+    return check
+
+
+def _stamp(source: Source) -> tuple[int, int] | None:
+    """What changes with a file; whoever copies something from an address sees to that by itself."""
+    if source.address is not None:
+        return None
+    found = source.path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _check_there(path: Path, name: str) -> None:
