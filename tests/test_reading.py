@@ -198,6 +198,7 @@ def test_records_are_read_whatever_their_layout(tmp_path: Path) -> None:
         ([2**63 - 1, -(2**63)], pa.int64()),
         ([1e300, 2**60, 0.5], pa.float64()),
         ([[2], [0.5], None], pa.list_(pa.float64())),
+        ([[2**64 - 1], [1]], pa.list_(pa.uint64())),
         ([{"a": 1}, {"b": "x"}], pa.struct([("a", pa.int64()), ("b", pa.string())])),
     ],
 )
@@ -216,6 +217,43 @@ def test_whole_numbers_in_json_that_no_type_holds_are_refused(tmp_path: Path, va
     path.write_text("\n".join(json.dumps({"id": value}) for value in values))
     with pytest.raises(ValueError, match=r"^(column 'id' of .*rows.ndjson' must hold|.*Number too big)[^\n]*$"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"),
+    [
+        ([{"t": {"span": 15432167890123456789}}, {"t": {"span": 0.5}}], "t.span"),
+        ([{"t": {"span": -15432167890123456789}}], "t.span"),
+        ([{"l": [9007199254740993, 0.5]}], "l"),
+        ([{"l": [{"a": [2**60 + 1, None]}, None]}, {"l": [{"a": [0.5]}]}], "l.a"),
+    ],
+)
+def test_whole_numbers_within_others_in_json_do_not_become_others(
+    tmp_path: Path, rows: list[dict[str, Any]], name: str
+) -> None:
+    path = tmp_path / "rows.ndjson"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ValueError, match=f"^column '{name}' of .*rows.ndjson' must hold whole numbers of 64 bits"):
+        read(path)
+    path.write_text(json.dumps({"t": {"span": 15432167890123456789, "l": [None, 2**63]}}))
+    assert read(path).to_pylist() == [{"t": {"span": 15432167890123456789, "l": [None, 2**63]}}]
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("number", [2**60 + 1, 2**64 - 1])
+def test_a_fraction_far_below_whole_numbers_in_json_does_not_change_them(
+    tmp_path: Path, number: int, within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recollect.tables.reading.records.BLOCK_BYTES", 1000)
+    path = tmp_path / "rows.ndjson"
+    values = [number] * 200 + [1] * 200 + [0.5]  # which no block has side by side
+    path.write_text("\n".join(json.dumps({"id": {"a": value} if within else value}) for value in values))
+    name = "id.a" if within else "id"
+    with pytest.raises(ValueError, match=f"^column '{name}' of .* a float has, got {number}: write them as text"):
+        read(path)
+    values = [2**60] * 200 + [0.5]
+    path.write_text("\n".join(json.dumps({"id": value}) for value in values))
+    assert read(path).column("id").to_pylist() == values
 
 
 @pytest.mark.parametrize("form", ["rows.ndjson", "rows.json"])

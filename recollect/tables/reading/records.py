@@ -71,11 +71,15 @@ def _checked(source: Source, looked_at: _Blocks, read: _Blocks | None = None) ->
     """The rows, in types that hold for all of them, which must be known before the first is read."""
     try:
         kinds: dict[str, pa.DataType] = {}
+        long: dict[_Path, int] = {}
         for block in looked_at():
             found = _parsed(block) if block.strip() else pa.table({})
             for name, column in zip(found.column_names, found.columns, strict=True):
-                kind = _as_text(_exact(name, column, block, source))
+                kind = _as_text(_exact((name,), column, block, source, long))
                 kinds[name] = _joined(kinds.get(name, pa.null()), kind)
+        for path, number in long.items():
+            if pa.types.is_floating(_kind_at(kinds, path)):  # because of what another block holds
+                raise _too_long(path, number, source)
         for block in (read or looked_at)():
             if block.strip():
                 yield from cut(_parsed(block, pa.schema(list(kinds.items()))))
@@ -102,7 +106,7 @@ def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
         return first
     if pa.types.is_null(first):
         return second
-    if {first, second} == {pa.int64(), pa.float64()}:
+    if pa.float64() in (first, second) and {first, second} <= {pa.int64(), pa.uint64(), pa.float64()}:
         return pa.float64()
     if {first, second} == {pa.int64(), pa.uint64()}:
         return pa.uint64()
@@ -116,19 +120,67 @@ def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
     raise _OfTwoKindsError(f"a column must hold values of one kind, got {first} and {second}")
 
 
-def _exact(name: str, column: pa.ChunkedArray, block: bytes, source: Source) -> pa.DataType:
-    """A type that holds what the column holds: pyarrow makes other numbers of whole ones with too many digits."""
-    if not pa.types.is_floating(column.type) or not pc.any(pc.greater_equal(pc.abs(column), _MOST_EXACT)).as_py():
-        return column.type
-    values = [json.loads(line).get(name) for line in block.splitlines() if line.strip()]
-    long = [v for v in values if type(v) is int and (abs(v) > _MOST_SIGNED or int(float(v)) != v)]
-    if not long:
-        return column.type
+_Path: TypeAlias = tuple[str | None, ...]
+"""The names that lead to a value, with None for the items of a list."""
+
+
+def _exact(path: _Path, column: pa.ChunkedArray, block: bytes, source: Source, long: dict[_Path, int]) -> pa.DataType:
+    """A type that holds what the column holds: pyarrow makes other numbers of whole ones with too many digits.
+
+    Args:
+        path: what leads to the column.
+        column: as pyarrow has it.
+        block: what it was read from.
+        source: the file, for the sentence.
+        long: takes the first whole number that no float holds, by path.
+    """
+    kind = column.type
+    if pa.types.is_struct(kind):
+        inner = [_exact((*path, f.name), pc.struct_field(column, i), block, source, long) for i, f in enumerate(kind)]
+        return pa.struct([field.with_type(found) for field, found in zip(kind, inner, strict=True)])
+    if pa.types.is_list(kind):
+        items = _exact((*path, None), pc.list_flatten(column), block, source, long)
+        return pa.list_(kind.value_field.with_type(items))
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)) or not _is_large(column):
+        return kind
+    values = column.to_pylist() if pa.types.is_integer(kind) else _values_at(path, block)
+    whole = [value for value in values if type(value) is int]
+    unfit = [v for v in whole if abs(v) > _MOST_UNSIGNED or int(float(v)) != v]
+    if unfit:
+        long.setdefault(path, unfit[0])
+    unfit = [v for v in whole if abs(v) > _MOST_SIGNED] or unfit
+    if pa.types.is_integer(kind) or not unfit:
+        return kind
     if all(v is None or (type(v) is int and 0 <= v <= _MOST_UNSIGNED) for v in values):
         return pa.uint64()
-    raise UnreadableError(
+    raise _too_long(path, unfit[0], source)
+
+
+def _is_large(numbers: pa.ChunkedArray) -> bool:
+    ends = [end for end in pc.min_max(numbers).as_py().values() if end is not None]
+    return any(abs(end) >= _MOST_EXACT for end in ends)
+
+
+def _values_at(path: _Path, block: bytes) -> list[Any]:
+    found: list[Any] = [json.loads(line) for line in block.splitlines() if line.strip()]
+    for step in path:
+        known = [value for value in found if value is not None]
+        found = [item for value in known for item in value] if step is None else [value.get(step) for value in known]
+    return found
+
+
+def _kind_at(kinds: dict[str, pa.DataType], path: _Path) -> pa.DataType:
+    kind = pa.struct(list(kinds.items()))
+    for step in path:
+        kind = kind.value_type if step is None else kind.field(step).type
+    return kind
+
+
+def _too_long(path: _Path, number: int, source: Source) -> UnreadableError:
+    name = ".".join(step for step in path if step is not None)
+    return UnreadableError(
         f"column {name!r} of {source.name!r} must hold whole numbers of 64 bits, or numbers that need no more digits "
-        f"than a float has, got {_short(str(long[0]))}: write them as text, in quotes"
+        f"than a float has, got {_short(str(number))}: write them as text, in quotes"
     )
 
 
