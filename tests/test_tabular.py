@@ -239,6 +239,63 @@ def test_a_store_takes_files_and_exports_rows_as_they_came(tmp_path: Path, memor
     assert held.table().num_rows <= 20
 
 
+def write_with_gaps(path: Path, first: int, rows: int = 300) -> Path:
+    """Rows that know their places, some of them unreadable, without a target, or of a class that is one too many."""
+    is_csv = path.suffix == ".csv"
+    lines = ["x,place,y"] if is_csv else []
+    for place in range(first, first + rows):
+        x, y = place * place % 11 / 2, ["a", "b", "", "c", "a"][place * place % 5] if place >= 7 else "ab"[place % 2]
+        good = f'{x},"{place}",{y}' if is_csv else json.dumps({"x": x, "place": str(place), "y": y or None})
+        lines += [f"{x}" if place % 17 == 3 else good, *([""] if place % 50 == 0 else [])]  # a blank line is no row
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".ndjson"])
+def test_places_of_rows_are_those_in_the_files_whatever_was_left_out(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recollect.tables.reading.records.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("recollect.tables.reading.delimited.BLOCK_BYTES", 1000)
+    files = [write_with_gaps(tmp_path / f"{i}{suffix}", 300 * i) for i in range(3)]
+    leaving = ["--target", "y", "--size", 50, "--drop-missing-target", "--skip-bad-rows", "--as", "place=ignored"]
+    output = tmp_path / "out.parquet"
+    assert run("select", *files, *leaving, "--memory", "reservoir", "-o", output, "--quiet") == 0
+    chosen = pyarrow.parquet.read_table(output)
+    assert chosen.column("row").to_pylist() == [int(place) for place in chosen.column("place").to_pylist()]
+    assert run("init", tmp_path / "s", *leaving, "--memory", "reservoir", "--classes", 2, "--quiet") == 0
+    for file in files:
+        assert run("update", tmp_path / "s", file, "--quiet") == 0
+    assert run("export", tmp_path / "s", "-o", output, "--quiet") == 0
+    exported = pyarrow.parquet.read_table(output)
+    assert set(exported.column("y").to_pylist()) == {"a", "b"} and exported.column("row")[-1].as_py() > 600
+    assert exported.column("row").to_pylist() == [int(place) for place in exported.column("place").to_pylist()]
+
+
+def test_a_store_from_before_places_were_kept_still_opens(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s")
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    rows, generation = store.load().rows, store.generation(1)
+    write_rows(generation, rows)
+    held = store.load()
+    assert held.rows.equals(rows) and held.places.tolist() == held.memory.batch.ids.tolist()
+    for wrong in (pa.array([None] * 20, pa.int64()), pa.array(["a"] * 20)):
+        write_rows(generation, rows.append_column("row", wrong))
+        with pytest.raises(ValueError, match="must hold a state, rows and a memory that fit together"):
+            store.load()
+
+
+def write_rows(generation: Path, rows: pa.Table) -> None:
+    """Other rows in a generation, with all checksums."""
+    save(rows, generation / "rows.arrow")
+    state = unseal((generation / "state.json").read_bytes(), "it")
+    state["rows"] = checksum((generation / "rows.arrow").read_bytes())
+    (generation / "state.json").write_bytes(seal(state))
+    pointer = unseal((generation.parent / "current.json").read_bytes(), "it")
+    pointer["state"] = checksum((generation / "state.json").read_bytes())
+    (generation.parent / "current.json").write_bytes(seal(pointer))
+
+
 def test_a_file_is_not_counted_twice_unless_forced(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s")
     path = save(make_table(), tmp_path / "monday.parquet")

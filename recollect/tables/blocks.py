@@ -91,7 +91,7 @@ class Block(Protocol):
         """Let a memory choose from those of these classes."""
 
     def take(self, places: NDArray[np.int64], classes: Sequence[str]) -> pa.Table:
-        """Some of those of these classes, as they came."""
+        """Some of those of these classes, as they came, with their places in the last column."""
 
 
 class RowsHere:
@@ -151,6 +151,11 @@ def cut_blocks(pieces: Iterable[tuple[Any, int, int]], rows: int, most_bytes: in
             waiting, count, size = [], 0, 0
     if count:
         yield waiting
+
+
+def with_places(table: pa.Table, name: str, places: NDArray[np.int64]) -> pa.Table:
+    """Rows with their places beside them, in the last column, so that they are told wherever the rows go."""
+    return table.append_column(name, pa.array(places, pa.int64()))
 
 
 def joined(parts: Iterable[Part]) -> pa.Table:

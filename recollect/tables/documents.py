@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -149,10 +150,10 @@ def fit_together(held: TableMemory, state: State) -> bool:
     if memory.seen != total or memory.capacity != held.settings.size or len(memory) != held.rows.num_rows or not total:
         return False
     batch = memory.batch
-    names = sorted([*(column.name for column in encoding.columns), encoding.target])
     inputs = named_tensors(batch.inputs)
     fits = list(inputs) == [""] and inputs[""].shape[1:] == (encoding.n_features,) and encoding.n_features > 0
-    fits &= names == sorted(held.schema.names) and encoding.target == held.settings.target
+    fits &= sorted(encoding.names) == sorted(held.schema.names) and encoding.target == held.settings.target
+    fits &= held.places.dtype == np.int64
     if encoding.task == "classification":
         fits &= len(encoding.classes) <= state.outputs and batch.targets.ndim == 1
         fits &= not batch.targets.is_floating_point() and int(batch.targets.min()) >= 0

@@ -127,6 +127,11 @@ class Encoding:
     whole: bool | None = field(default=None, metadata={"later": True})  # whether all of a quantity were whole numbers
 
     @property
+    def names(self) -> list[str]:
+        """Of all columns."""
+        return [*(column.name for column in self.columns), self.target]
+
+    @property
     def n_features(self) -> int:
         return sum(column.width for column in self.columns)
 

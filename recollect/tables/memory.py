@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from recollect import models
 from recollect.classes import LostClassWarning
@@ -20,12 +20,12 @@ from recollect.estimating import estimate
 from recollect.memories import ClassBalanced, GradientMatching, Memory
 from recollect.progress import progress_bar
 from recollect.tables.account import Account
-from recollect.tables.blocks import Block, Found, RowsHere, cut_blocks, joined
+from recollect.tables.blocks import Block, Found, RowsHere, cut_blocks, joined, with_places
 from recollect.tables.conforming import examine_files, read_as, recognised
 from recollect.tables.encoding import Drift, Encoding, missing_target
 from recollect.tables.examining import Examined
 from recollect.tables.networks import MakeNetwork
-from recollect.tables.reading import Source, in_use, retyped
+from recollect.tables.reading import Skipped, Source, in_use, retyped
 from recollect.tables.settings import ROW_BYTES, TABLE_MEMORIES, Settings
 from recollect.terminal import lasting
 
@@ -90,6 +90,8 @@ class TableMemory:
         self.block_size  # noqa: B018  # says so if the limit is too low for what the first file has
         self.progress = progress
         self.rows = schema.empty_table()
+        self.places: NDArray[np.int64] = np.empty(0, np.int64)  # of the rows, in all files
+        self.passed = 0  # rows of all files, those that were left out among them
         self.memory = self._make_memory(make_network)
 
     @classmethod
@@ -156,7 +158,11 @@ class TableMemory:
         return partial(make_network or models.mlp, self.encoding.n_features, self.outputs)
 
     def take(
-        self, tables: Iterable[pa.Table], total: int | None = None, say: Callable[[str], None] = lambda text: None
+        self,
+        tables: Iterable[pa.Table],
+        total: int | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        skipped: Skipped | None = None,
     ) -> Taken:
         """Take in rows and choose anew. If that fails this object is of no more use; nothing else is touched.
 
@@ -164,10 +170,20 @@ class TableMemory:
             tables: the rows, in the columns of the first file.
             total: how many rows there will be, if that is known; only for showing how far it is.
             say: told how long it will take, if it takes long.
+            skipped: knows of rows that were left out as the tables were read.
         """
-        pieces = ((table, table.num_rows, table.nbytes) for table in tables)
+        skipped = skipped or Skipped()
+        pieces = self._placed(tables, skipped)
         blocks = (RowsHere(joined(parts), self.encoding) for parts in cut_blocks(pieces, *self.block_size))
-        return self.take_blocks(blocks, total, say)
+        return self.take_blocks(blocks, total, say, skipped)
+
+    def _placed(self, tables: Iterable[pa.Table], skipped: Skipped) -> Iterator[tuple[pa.Table, int, int]]:
+        """Rows with their places, how many there are, and their bytes."""
+        read = 0
+        for table in tables:
+            places = self.passed + skipped.places(read, table.num_rows)
+            read += table.num_rows
+            yield with_places(table, self.row_name, places), table.num_rows, table.nbytes
 
     @property
     def block_size(self) -> tuple[int, int]:
@@ -176,7 +192,11 @@ class TableMemory:
         return max(1, most // max(ROW_BYTES, 4 * self.encoding.n_features)), most
 
     def take_blocks(
-        self, blocks: Iterable[Block], total: int | None = None, say: Callable[[str], None] = lambda text: None
+        self,
+        blocks: Iterable[Block],
+        total: int | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        skipped: Skipped | None = None,
     ) -> Taken:
         """The same, of rows that may be elsewhere, in blocks of `block_size`."""
         taken = Taken()
@@ -194,16 +214,31 @@ class TableMemory:
                 if count:
                     first, ids = self.memory.seen, self.memory.batch.ids if len(self.memory) else torch.empty(0).long()
                     self._update(block)
-                    self.rows = _kept_rows(self.rows, ids, block, self.encoding.classes, first, self.memory.batch.ids)
+                    kept = self.memory.batch.ids
+                    old = np.searchsorted(ids.numpy(), kept[kept < first].numpy())
+                    self._keep(old, block.take(kept[kept >= first].numpy() - first, self.encoding.classes))
                 taken.rows += count
                 taken.seconds += time.perf_counter() - before
                 bar.advance(found.rows + found.unlabelled)
         if not taken.rows:
             raise ValueError("there must be rows that can be taken in, got none: all were left out")
         taken.seconds += taken.reading_seconds
+        taken.skipped += skipped.rows if skipped is not None else 0
+        self.passed += taken.rows + taken.skipped + taken.unlabelled
         taken.error = self.memory.error if isinstance(self.memory, GradientMatching) else None
         taken.lost = self.lost()
         return taken
+
+    def _keep(self, old: NDArray[np.int64], new: pa.Table) -> None:
+        """Keep some of the rows held before, and new ones, which come with their places."""
+        held = self.placed().take(old)
+        # Copied, so that the block they came from can be let go.
+        self.hold(retyped(pa.concat_tables([held, new]).combine_chunks(), in_use))
+
+    def hold(self, placed: pa.Table) -> None:
+        """Hold rows that come with their places."""
+        self.rows = placed.drop_columns([self.row_name])
+        self.places = placed.column(self.row_name).to_numpy()
 
     def _announce(self, block: Block, total: int, rows: int, say: Callable[[str], None]) -> None:
         """Say how long it will take, measured on the first rows, which decide nothing else by that."""
@@ -262,13 +297,16 @@ class TableMemory:
             taken.class_counts[name] = taken.class_counts.get(name, 0) + counts.get(name, 0)
         return sum(counts.values())
 
+    def placed(self) -> pa.Table:
+        """The chosen rows as they came, with their places in all files."""
+        return with_places(self.rows, self.row_name, self.places)
+
     def table(self) -> pa.Table:
-        """The chosen rows as they came, with their places in the stream and their weights."""
+        """The chosen rows as they came, with their places in all files and their weights."""
         if not len(self.memory):
             raise ValueError("there must be rows to write, got none so far: update first")
         batch = self.memory.batch
-        table = self.rows.append_column(self.row_name, pa.array(batch.ids.numpy()))
-        return table.append_column(self.weight_name, pa.array(batch.weights.double().numpy()))
+        return self.placed().append_column(self.weight_name, pa.array(batch.weights.double().numpy()))
 
 
 def _added_names(schema: pa.Schema, weight: str | None) -> tuple[str, str]:
@@ -282,11 +320,3 @@ def _added_names(schema: pa.Schema, weight: str | None) -> tuple[str, str]:
             name = f"{name}_" if name in schema.names else name
         found.append(name)
     return found[1], found[0]
-
-
-def _kept_rows(rows: pa.Table, ids: Tensor, block: Block, classes: Sequence[str], first: int, kept: Tensor) -> pa.Table:
-    """The rows with the kept ids, out of those held before and those of the block."""
-    old, new = kept[kept < first].numpy(), kept[kept >= first].numpy() - first
-    places = np.searchsorted(ids.numpy(), old)
-    # Copied, so that the block they came from can be let go.
-    return retyped(pa.concat_tables([rows.take(places), block.take(new, classes)]).combine_chunks(), in_use)

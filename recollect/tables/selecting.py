@@ -40,11 +40,10 @@ def select_rows(
     skipped = Skipped()
     if workers is None:
         rows = (conform(piece, held.schema, source) for source in known for piece in pieces(source, skipped))
-        taken = held.take(rows, held.account.rows, say)
+        taken = held.take(rows, held.account.rows, say, skipped)
     else:
-        taken = held.take_blocks(workers.blocks(held, known, skipped), held.account.rows, say)
+        taken = held.take_blocks(workers.blocks(held, known, skipped), held.account.rows, say, skipped)
     check_unchanged()
-    taken.skipped += skipped.rows
     return held, taken
 
 

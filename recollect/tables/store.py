@@ -3,7 +3,7 @@
     STORE/store.json               what it was made for; does not change once a file was taken
     STORE/current.json             the number of the generation that counts: replacing this file is the one atomic step
     STORE/latest.json              the same number, written next: tells a lost or an old current.json from a new store
-    STORE/generation-000007/       state.json (encoding, files taken), rows.arrow (kept rows), memory/ (see memories)
+    STORE/generation-000007/       state.json (encoding, files taken), rows.arrow (kept rows, their places), memory/
     STORE/lock                     held while updating, by the process itself: let go when the process ends
 
 A generation is written whole before it is named. One that is not named is left over from a crash and is removed by the
@@ -32,6 +32,7 @@ from recollect.files import (
 )
 from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
+from recollect.tables.blocks import with_places
 from recollect.tables.conforming import conform, examine_files
 from recollect.tables.documents import (
     GENERATION,
@@ -218,14 +219,18 @@ class Store:
         rows = read_rows(generation / "rows.arrow", state.rows)
         rows = retyped(retyped(rows, plain), in_use)  # a store that was made before may hold more
         bound_content(generation / "memory" / "memory.json", state.memory)
-        held = TableMemory(self.settings, rows.schema, state.encoding, state.account, make_network)
+        schema = rows.select([name for name in rows.schema.names if name in state.encoding.names]).schema
+        held = TableMemory(self.settings, schema, state.encoding, state.account, make_network)
         held.outputs = state.outputs
         make_model = held.make_model(make_network) if isinstance(held.memory, GradientMatching) else None
         if self.settings.model is not None and make_network is None:
             make_model = None
         kind = type(held.memory)
         held.memory = load_memory(generation / "memory", make_model)
-        held.rows = rows
+        if held.row_name not in rows.schema.names:  # as in a store that was made before
+            rows = with_places(rows, held.row_name, held.memory.batch.ids.numpy())
+        held.hold(rows)
+        held.passed = sum(entry.rows + entry.skipped + entry.unlabelled for entry in state.files)
         if type(held.memory) is not kind or not fit_together(held, state):
             raise ValueError(
                 f"{str(generation)!r} must hold a state, rows and a memory that fit together: it is damaged"
@@ -309,10 +314,9 @@ class Store:
         total = known_rows(source) if files else held.account.rows
         if workers is None:
             rows = (conform(piece, held.schema, source, ignore) for piece in pieces(source, skipped))
-            taken = held.take(rows, total, say)
+            taken = held.take(rows, total, say, skipped)
         else:
-            taken = held.take_blocks(workers.blocks(held, [source], skipped, ignore), total, say)
-        taken.skipped += skipped.rows
+            taken = held.take_blocks(workers.blocks(held, [source], skipped, ignore), total, say, skipped)
         check_unchanged()
         told = name.encode(errors="replace").decode()  # a name need not be text
         read_as = str(source.dialect).encode(errors="replace").decode()
@@ -326,7 +330,7 @@ class Store:
         number = before + 1
         new = self.generation(number)
         new.mkdir()
-        rows = rows_content(held.rows)
+        rows = rows_content(held.placed())
         held.memory.save(new / "memory")
         write_atomically(new / "rows.arrow", rows)
         memory = checksum((new / "memory" / "memory.json").read_bytes())

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recollect.batch import Batch
 from recollect.cluster import Piece, connected, import_ray
 from recollect.memories import GradientMatching, Memory
 from recollect.progress import progress_bar
-from recollect.tables.blocks import Encoded, Found, Part, cut_blocks, encode
+from recollect.tables.blocks import Encoded, Found, Part, cut_blocks, encode, with_places
 from recollect.tables.conforming import conform, kinds_of
 from recollect.tables.encoding import Encoding
 from recollect.tables.examining import Examined, begin, conclude
@@ -115,25 +116,29 @@ class Workers:
     ) -> Iterator["RowsThere"]:
         """The rows of files in the blocks that they are taken in by."""
         check_settings(held.settings)
-        schema, encoding = self._ray.put(held.schema), self._ray.put(held.encoding)
-        for some in cut_blocks(self._pieces(sources, schema, tuple(ignore), skipped), *held.block_size):
+        encoding = self._ray.put(held.encoding)
+        for some in cut_blocks(self._pieces(held, sources, tuple(ignore), skipped), *held.block_size):
             yield RowsThere(some, encoding, self._processors)
 
     def _pieces(
-        self, sources: Sequence[Source], schema: Any, ignore: tuple[str, ...], skipped: Skipped
-    ) -> Iterator[tuple[Any, int, int]]:
-        """Where the rows are, piece by piece, and how many; as many parts as there are workers are read ahead."""
-        read = self._task(_read, num_returns="streaming")
+        self, held: TableMemory, sources: Sequence[Source], ignore: tuple[str, ...], skipped: Skipped
+    ) -> Iterator[tuple[tuple[Any, int], int, int]]:
+        """Where the rows are, piece by piece, and how many; as many parts as there are workers are read ahead.
+
+        Beside each piece stands how many rows there are before the part that it is of.
+        """
+        read, schema, passed = self._task(_read, num_returns="streaming"), self._ray.put(held.schema), held.passed
         divided, reading = deque(self._parts(sources)), deque[Any]()
         while divided or reading:
             while divided and len(reading) < self._processors:
-                reading.append(read.remote(divided.popleft(), schema, ignore))
-            answers = reading.popleft()
+                reading.append(read.remote(divided.popleft(), schema, ignore, held.row_name))
+            answers, before = reading.popleft(), passed
             for answer in answers:
                 rows, nbytes, left_out = self._ray.get(answer)
                 skipped.rows += left_out
+                passed += rows + left_out
                 if rows:
-                    yield next(answers), rows, nbytes
+                    yield (next(answers), before), rows, nbytes
 
     def _parts(self, sources: Sequence[Source]) -> list[Source]:
         return [part for some in self._in_order(_parts, [(source,) for source in sources]) for part in some]
@@ -145,7 +150,7 @@ class RowsThere:
     def __init__(self, some: Sequence[Part], encoding: Any, processors: int) -> None:
         self._ray, self._processors = import_ray(), processors
         task = self._ray.remote(_encode).options(num_returns=3, **_AlwaysAgain)
-        answers = [task.remote(encoding, start, stop, piece) for piece, start, stop in some]
+        answers = [task.remote(encoding, start, stop, before, piece) for (piece, before), start, stop in some]
         self._found, self._encoded, self._rows = ([answer[i] for answer in answers] for i in range(3))
 
     def found(self) -> Found:
@@ -228,20 +233,22 @@ def _fold(state: dict[str, Summary], *parts: list[dict[str, Glimpse]]) -> dict[s
     return state
 
 
-def _read(part: Source, schema: pa.Schema, ignore: tuple[str, ...]) -> Iterator[Any]:
-    """For each piece its rows, bytes, and rows left out before it; then the piece."""
-    skipped, told = Skipped(), 0
+def _read(part: Source, schema: pa.Schema, ignore: tuple[str, ...], row_name: str) -> Iterator[Any]:
+    """For each piece its rows, bytes, and rows left out before it; then the piece, with places in the part."""
+    skipped, told, read = Skipped(), 0, 0
     with at_hand(part) as here:
         for piece in pieces(here, skipped):
             table = conform(piece, schema, part, ignore)
             yield table.num_rows, table.nbytes, skipped.rows - told
             told = skipped.rows
-            yield table
+            yield with_places(table, row_name, skipped.places(read, table.num_rows))
+            read += table.num_rows
     yield 0, 0, skipped.rows - told
 
 
-def _encode(encoding: Encoding, start: int, stop: int, piece: pa.Table) -> tuple[Found, Encoded, pa.Table]:
-    return encode(piece.slice(start, stop - start), encoding)
+def _encode(encoding: Encoding, start: int, stop: int, before: int, piece: pa.Table) -> tuple[Found, Encoded, pa.Table]:
+    rows, place = piece.slice(start, stop - start), piece.num_columns - 1
+    return encode(rows.set_column(place, rows.field(place), pc.add(rows.column(place), before)), encoding)
 
 
 def _plus(first: Found, *others: Found) -> Found:

@@ -25,12 +25,14 @@ def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
         convert = pyarrow.csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
         )
-        read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names)
+        # Several threads do not know which rows are left out.
+        threads = not source.reading.skip_bad_rows
+        read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names, use_threads=threads)
         wrong: list[Any] = []
 
         def handle(row: Any) -> str:
             if source.reading.skip_bad_rows and not _is_open(row.text, source.dialect):
-                skipped.add(row.text)
+                skipped.add(row.text, row.number - 1)
                 return "skip"
             wrong.append(row)
             return "error"

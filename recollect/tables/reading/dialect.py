@@ -1,8 +1,12 @@
 """What is known of a file before its rows are read: what was asked for, and what was recognised."""
 
+from array import array
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 Format: TypeAlias = Literal["csv", "parquet", "arrow", "ndjson", "json", "npz", "xlsx"]
 Compression: TypeAlias = Literal["gzip", "bz2", "xz", "zstd", "zip"]
@@ -144,11 +148,34 @@ class Source:
 
 @dataclass
 class Skipped:
-    """Rows that could not be read and were left out."""
+    """Rows that could not be read and were left out.
+
+    Attributes:
+        rows: how many.
+        first: the first of them.
+        start: how many rows, these among them, the files have that were read before.
+    """
 
     rows: int = 0
     first: str | None = None
+    start: int = field(default=0, compare=False)
+    _places: "array[int]" = field(default_factory=lambda: array("q"), compare=False)
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, place: int) -> None:
+        """Take note of a row, which has so many before it in its file."""
         self.rows += 1
         self.first = self.first or text
+        self._places.append(self.start + place)
+
+    def places(self, before: int, count: int) -> NDArray[np.int64]:
+        """Where rows are in the files, as many as were read after others; those that were left out have their places.
+
+        Example:
+            >>> skipped = Skipped()
+            >>> skipped.add("bad", 1)
+            >>> skipped.places(0, 3).tolist()
+            [0, 2, 3]
+        """
+        read = np.arange(before, before + count)
+        left_out = np.array(self._places, dtype=np.int64)
+        return read + np.searchsorted(left_out - np.arange(len(left_out)), read, side="right")

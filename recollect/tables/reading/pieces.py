@@ -33,13 +33,14 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
 
     Args:
         source: a file, which is recognised, or one that has been.
-        skipped: told of rows that are left out, if the source's reading says so.
+        skipped: told of rows that are left out, if the source's reading says so, of one file after the other.
     """
     source = recognise(source) if isinstance(source, Path) else source
     schema: pa.Schema | None = None
-    rows = 0
+    skipped = skipped or Skipped()
+    rows, left_out = 0, skipped.rows
     try:
-        for piece in READERS[source.dialect.format](source, skipped or Skipped()):
+        for piece in READERS[source.dialect.format](source, skipped):
             piece.validate(full=True)  # a damaged file may hold offsets that lead out of its buffers
             if schema is None:
                 schema = piece.schema
@@ -60,6 +61,7 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
         ) from None
     if not rows and source.groups is None:
         raise UnreadableError(f"{source.name!r} must hold at least one row, got none")
+    skipped.start += rows + skipped.rows - left_out
 
 
 def parts(source: Source) -> list[Source]:

@@ -237,13 +237,12 @@ def _lines(source: Source) -> Iterator[str]:
 
 
 def _good_lines(source: Source, skipped: Skipped) -> Iterator[bytes]:
-    for line in _lines(source):
-        if not line.strip():
-            continue
+    rows = (line for line in _lines(source) if line.strip())
+    for place, line in enumerate(rows):
         if _is_object(line) and _depth(line) <= _DEEPEST:
             yield line.encode() if line.endswith("\n") else line.encode() + b"\n"
         else:
-            skipped.add(_short(line))
+            skipped.add(_short(line), place)
 
 
 def _is_object(line: str) -> bool:
