@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from recollect.tables import columns
 from recollect.tables.blocks import cut_blocks
 from recollect.tables.reading import (
     Reading,
@@ -22,6 +23,7 @@ from recollect.tables.reading import (
     characters,
     columnar,
     find_files,
+    found_at,
     opened,
     parts,
     pieces,
@@ -168,6 +170,40 @@ def test_folders_globs_and_addresses_stand_for_their_tables(tmp_path: Path) -> N
     for wrong in ("memory://recollect/nothing.csv", "nowhere://a/b.csv", f"file://{tmp_path}/none.csv"):
         with pytest.raises(ValueError, match=r"^[^\n]*$"), opened([wrong]):
             pass
+
+
+def test_a_file_is_read_once_however_it_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fold").mkdir()
+    (tmp_path / "q1.csv").write_text("x,y\n1,a\n")
+    (tmp_path / "fold" / "latest.csv").symlink_to(tmp_path / "q1.csv")
+    monkeypatch.chdir(tmp_path)
+    spellings = ["q1.csv", str(tmp_path / "q1.csv"), "./fold/../q1.csv", "fold", "*.csv"]
+    assert find_files(spellings) == [Path("q1.csv")]
+    with opened(spellings) as sources:
+        assert [source.name for source in sources] == ["q1.csv"]
+    assert found_at(spellings) == [("q1.csv", tmp_path / "q1.csv")]
+
+
+def test_folders_that_links_lead_to_are_looked_into_once(tmp_path: Path) -> None:
+    days, other = tmp_path / "days", tmp_path / "elsewhere" / "deep"
+    for folder in (days, other):
+        folder.mkdir(parents=True)
+    (days / "a.csv").write_text("x,y\n1,a\n")
+    (other / "b.csv").write_text("x,y\n2,b\n")
+    for name, target in (("linked", other.parent), ("again", other.parent), ("self", days), ("lost", tmp_path / "no")):
+        (days / name).symlink_to(target)
+    (other / "back").symlink_to(days)
+    assert [path.relative_to(days).as_posix() for path in find_files([str(days)])] == ["a.csv", "again/deep/b.csv"]
+
+
+def test_columns_that_folders_name_are_said_not_to_be_read(tmp_path: Path) -> None:
+    rows = pa.table({"x": [1.5, 2.5] * 30, "y": ["a", "b", "c"] * 20})
+    for year in (2023, 2024):
+        (tmp_path / f"year={year}").mkdir()
+        pyarrow.parquet.write_table(rows, tmp_path / f"year={year}" / f"of{year}.parquet")
+    account = columns(tmp_path, "y")
+    note = "of2023.parquet, of2024.parquet: read as parquet, without what the names of its folders say of year"
+    assert note in list(account.notes())
 
 
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from recollect.tables.settings import Settings
 
 def read_as(sources: Iterable[Source]) -> dict[str, str]:
     """How each file is read, by its name, which need not be text."""
-    plain = [(Path(source.name).name, str(source.dialect)) for source in sources]
-    return {name.encode(errors="replace").decode(): how.encode(errors="replace").decode() for name, how in plain}
+    return {Path(source.name).name.encode(errors="replace").decode(): source.read_as for source in sources}
 
 
 def recognised(sources: Iterable[Path | Source], reading: Reading) -> list[Source]:

@@ -294,7 +294,7 @@ class Store:
         digest = content_hash(source.path) if workers is None else workers.digest(source)
         held, files = self.read(make_network) if self.number() else (None, [])
         if held is not None and not force and any(entry.hash == digest for entry in files):
-            return Update(name, None, held.memory.seen, len(held.memory), str(source.dialect), held.account)
+            return Update(name, None, held.memory.seen, len(held.memory), source.read_as, held.account)
         if held is None:
             if ignore:
                 raise ValueError(
@@ -319,10 +319,9 @@ class Store:
             taken = held.take_blocks(workers.blocks(held, [source], skipped, ignore), total, say, skipped)
         check_unchanged()
         told = name.encode(errors="replace").decode()  # a name need not be text
-        read_as = str(source.dialect).encode(errors="replace").decode()
-        entry = Entry(told, digest, first, time.time(), **taken.as_data(), read_as=read_as)
+        entry = Entry(told, digest, first, time.time(), **taken.as_data(), read_as=source.read_as)
         self._commit(held, [*files, entry])
-        return Update(name, taken, held.memory.seen, len(held.memory), read_as, held.account)
+        return Update(name, taken, held.memory.seen, len(held.memory), source.read_as, held.account)
 
     def _commit(self, held: TableMemory, files: list[Entry]) -> None:
         before = self.number()

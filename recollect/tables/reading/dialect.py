@@ -1,5 +1,6 @@
 """What is known of a file before its rows are read: what was asked for, and what was recognised."""
 
+import re
 from array import array
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ FORMATS: tuple[Format, ...] = ("csv", "parquet", "arrow", "ndjson", "json", "npz
 TEXTS: tuple[Format, ...] = ("csv", "ndjson", "json")
 """Formats that are text, which may be compressed and in any character encoding."""
 
+_PARTITION = re.compile(r"[^\W\d]\w*=.+")  # a folder as Hive and Spark have them
 _DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _SPOKEN = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "pipes", " ": "spaces"}
 
@@ -144,6 +146,18 @@ class Source:
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def read_as(self) -> str:
+        """How it is read, for people, and what is not.
+
+        Example:
+            >>> print(Source("year=2024/month=1/a.parquet", Path("a.parquet"), Dialect("parquet")).read_as)
+            parquet, without what the names of its folders say of year, month
+        """
+        said = [part.partition("=")[0] for part in Path(self.name).parts[:-1] if _PARTITION.fullmatch(part)]
+        about = f", without what the names of its folders say of {', '.join(said)}" if said else ""
+        return f"{self.dialect}{about}".encode(errors="replace").decode()  # a name need not be text
 
 
 @dataclass

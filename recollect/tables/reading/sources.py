@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from os.path import realpath
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,8 +35,8 @@ def opened(patterns: Iterable[str], reading: Reading | None = None) -> Iterator[
             if pattern == STANDARD_INPUT or _ADDRESS.match(pattern):
                 found.append(_copied(pattern, Path(folder, f"{i}{_endings(pattern)}"), reading))
             else:
-                known = {source.path for source in found}
-                found += [recognise(path, reading) for path in find_files([pattern]) if path not in known]
+                known = {realpath(source.path) for source in found}
+                found += [recognise(path, reading) for path in find_files([pattern]) if realpath(path) not in known]
         yield found
 
 
@@ -51,8 +52,9 @@ def found_at(patterns: Iterable[str]) -> list[tuple[str, Path | str]]:
                 "the workers of a cluster read files and addresses, got standard input, which comes to this process "
                 "alone: write it to a file first, or leave out --cluster"
             )
-        some: list[Any] = [pattern] if _ADDRESS.match(pattern) else find_files([pattern])
-        found += [where for where in some if where not in found]
+        known = {realpath(where) for where in found if isinstance(where, Path)}
+        some = [pattern] if _ADDRESS.match(pattern) else find_files([pattern])
+        found += [where for where in some if isinstance(where, str) or realpath(where) not in known]
     return [(str(where), where.absolute() if isinstance(where, Path) else where) for where in found]
 
 
@@ -111,19 +113,19 @@ def _check_there(path: Path, name: str) -> None:
 
 def find_files(patterns: Iterable[str]) -> list[Path]:
     """The files that paths, globs and folders stand for, in order, each once."""
-    found: list[Path] = []
+    found: dict[str, Path] = {}  # by where they really are, as a file may be spelled in many ways
     for pattern in patterns:
         path = Path(pattern)
         matches = [path] if path.exists() else sorted(map(Path, glob.glob(pattern, recursive=True)))  # noqa: PTH207
         if not matches:
             raise ValueError(f"there must be a file {pattern!r}, got none")
         for match in matches:
-            inside = _inside(match) if match.is_dir() else [match]
-            found += [path for path in inside if path not in found]
-    for path in found:
+            for path in _inside(match) if match.is_dir() else [match]:
+                found.setdefault(realpath(path), path)
+    for path in found.values():
         if not path.is_file():
             raise ValueError(f"rows are read from files, got {str(path)!r}, which is not one")
-    return found
+    return list(found.values())
 
 
 def content_hash(path: Path) -> str:
@@ -137,12 +139,22 @@ def content_hash(path: Path) -> str:
 
 def _inside(folder: Path) -> list[Path]:
     """The tables in a folder and its folders, as their names tell them; what is hidden is not looked at."""
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    paths = [p for p in paths if not any(part.startswith((".", "_")) for part in p.relative_to(folder).parts)]
-    tables = [p for p in paths if _table_suffix(p) in SUFFIXES]
+    tables = sorted(path for path in _walk(folder, set()) if _table_suffix(path) in SUFFIXES)
     if not tables:
         raise ValueError(f"the folder {str(folder)!r} must hold tables ({', '.join(SUFFIXES)}), got none")
     return tables
+
+
+def _walk(folder: Path, known: set[str]) -> Iterator[Path]:
+    """The files in a folder and its folders, and in those that links lead to, each folder once."""
+    known.add(realpath(folder))
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "_")):
+            continue
+        if path.is_file():
+            yield path
+        elif path.is_dir() and realpath(path) not in known:
+            yield from _walk(path, known)
 
 
 def _table_suffix(path: Path) -> str:
