@@ -466,6 +466,48 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
     assert not output.exists() and store.number() == 0
 
 
+def write_prices(path: Path, price: float, note: str | None) -> Path:
+    rows = [
+        {"x": i % 7 / 2, "price": i % 5 + price, "note": note, "in": {"a": [note]}, "y": "ab"[i % 2]} for i in range(60)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_types_that_the_first_json_did_not_tell_are_told_by_a_later_one(tmp_path: Path, order: tuple[int, int]) -> None:
+    both = [write_prices(tmp_path / "0.ndjson", 1, None), write_prices(tmp_path / "1.ndjson", 0.5, "new")]
+    files = [both[i] for i in order]
+    kinds = [pa.float64(), pa.float64(), pa.string(), pa.struct({"a": pa.list_(pa.string())}), pa.string()]
+    everything = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    store = Store.create(tmp_path / "s", Settings("y", 120, memory="sliding-window"))
+    store.update(files)
+    assert store.load().rows.schema.types == kinds and store.load().rows.to_pylist() == everything
+    held, _ = select_rows(store.settings, files)
+    assert held.rows.schema.types == kinds and held.rows.to_pylist() == everything
+    before = files_of(store.folder)
+    large = write_prices(tmp_path / "2.ndjson", 2**60 + 1, None)
+    with pytest.raises(
+        ValueError, match=r"column 'price' of .*2.ndjson' must be double as in the first file, got int64"
+    ):
+        store.update([large])
+    assert files_of(store.folder) == before
+    other = Store.create(tmp_path / "t", store.settings)
+    other.update([large])
+    with pytest.raises(
+        ValueError, match=r"column 'price' of .*1.ndjson' must be int64 as in the first file, got double"
+    ):
+        other.update([both[1]])
+
+
+def test_whole_numbers_of_a_typed_file_stay_such(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "s", Settings("y", 5, memory="reservoir"))
+    whole, broken = ({"x": [i + part for i in NUMBERS], "y": ["a", "b"] * 30} for part in (0, 0.5))
+    store.update([save(pa.table(whole), tmp_path / "a.parquet")])
+    with pytest.raises(ValueError, match=r"column 'x' of .* must be int64 as in the first file, got double"):
+        store.update([save(pa.table(broken), tmp_path / "b.parquet")])
+
+
 def test_a_second_update_waits_or_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = make_store(tmp_path / "s")
     path = save(make_table(), tmp_path / "a.parquet")

@@ -27,6 +27,31 @@ def cast_unchanged(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedAr
     return found
 
 
+def widened(kind: pa.DataType, later: pa.DataType, *, fractions: bool) -> pa.DataType:
+    """The type, or one for what comes later, too, where the first values did not tell it.
+
+    Args:
+        kind: of the values so far; there may have been none.
+        later: of those that come.
+        fractions: whether whole numbers may have been such by chance, as in JSON.
+
+    Example:
+        >>> widened(pa.list_(pa.null()), pa.list_(pa.string()), fractions=False)
+        ListType(list<item: string>)
+    """
+    types = pa.types
+    if types.is_null(kind) or (fractions and kind == pa.int64() and later == pa.float64()):
+        return later
+    if types.is_struct(kind) and types.is_struct(later):
+        others = {field.name: field.type for field in later}
+        wider = [widened(f.type, others.get(f.name, f.type), fractions=fractions) for f in kind]
+        return pa.struct([field.with_type(found) for field, found in zip(kind, wider, strict=True)])
+    if types.is_list(kind) and types.is_list(later):
+        items = widened(kind.value_type, later.value_type, fractions=fractions)
+        return pa.list_(kind.value_field.with_type(items))
+    return kind
+
+
 def _alike(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether a value of one type can mean the same in the other: 1 is neither a moment nor true."""
     types = pa.types
@@ -73,7 +98,10 @@ def _holds(column: pa.ChunkedArray, found: pa.ChunkedArray) -> bool:
         return True
     if is_text(column.type) and not is_text(found.type):  # pyarrow reads text strictly, apart from what digits say
         return not is_numeric(found.type) or _same_numbers(column.cast(pa.string()), found.cast(pa.string()))
-    back = found.cast(column.type)
+    try:
+        back = found.cast(column.type)
+    except pa.ArrowNotImplementedError:  # to what has had no type, within an object or a list
+        return bool(column.to_pylist() == found.to_pylist())
     # No NaN equals another, though each is written alike.
     return bool(column.equals(back)) or str(column.to_pylist()) == str(back.to_pylist())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from recollect.progress import Bar, progress_bar
-from recollect.tables.casting import cast_unchanged
+from recollect.tables.casting import cast_unchanged, widened
 from recollect.tables.examining import Examined, examine
 from recollect.tables.reading import Reading, Source, pieces, recognise
 from recollect.tables.settings import Settings
@@ -29,15 +29,46 @@ def examine_files(
     """The columns of the first file, and what all rows of all files say about them."""
     with closing(pieces(sources[0])) as first:
         schema = next(first).schema
-    with progress_bar("looking at columns", None, show=progress) as bar:
-        found = examine(
-            _watched((conform(piece, schema, source) for source in sources for piece in pieces(source)), bar),
-            settings.target if target else None,
-            task=settings.task,
-            kinds=kinds_of(settings),
-            decimal=settings.reading.decimal,
-        )
-    return schema, found
+    while True:
+        with progress_bar("looking at columns", None, show=progress) as bar:
+            try:
+                found = examine(
+                    _watched(_rows(sources, schema), bar),
+                    settings.target if target else None,
+                    task=settings.task,
+                    kinds=kinds_of(settings),
+                    decimal=settings.reading.decimal,
+                )
+                return schema, found
+            except _WiderError as error:  # the first file did not tell all: look again
+                schema = error.schema
+
+
+class _WiderError(Exception):
+    """A later file says more of the columns than the first."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__()
+        self.schema = schema
+
+
+def _rows(sources: Sequence[Source], schema: pa.Schema) -> Iterator[pa.Table]:
+    for source in sources:
+        for piece in pieces(source):
+            if (wider := widened_schema(schema, piece.schema, source)) != schema:
+                raise _WiderError(wider)
+            yield conform(piece, schema, source)
+
+
+def widened_schema(schema: pa.Schema, later: pa.Schema, source: Source, ignore: Sequence[str] = ()) -> pa.Schema:
+    """The columns, in types that hold those of a later file where nothing but missing values told theirs so far.
+
+    In JSON, whole numbers do not tell that there are no fractions either.
+    """
+    fractions = source.dialect.format in ("json", "ndjson")
+    known = {field.name: field.type for field in later if field.name not in ignore}
+    fields = [f.with_type(widened(f.type, known.get(f.name, f.type), fractions=fractions)) for f in schema]
+    return pa.schema(fields, schema.metadata)
 
 
 def kinds_of(settings: Settings) -> dict[str, str]:

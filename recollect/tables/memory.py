@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from recollect.memories import ClassBalanced, GradientMatching, Memory
 from recollect.progress import progress_bar
 from recollect.tables.account import Account
 from recollect.tables.blocks import Block, Found, RowsHere, cut_blocks, joined, with_places
+from recollect.tables.casting import cast_unchanged
 from recollect.tables.conforming import examine_files, read_as, recognised
 from recollect.tables.encoding import Drift, Encoding, missing_target
 from recollect.tables.examining import Examined
@@ -239,6 +241,14 @@ class TableMemory:
         """Hold rows that come with their places."""
         self.rows = placed.drop_columns([self.row_name])
         self.places = placed.column(self.row_name).to_numpy()
+
+    def widen(self, schema: pa.Schema) -> None:
+        """Hold the rows in types that hold what comes later, where no value changes by it."""
+        for i, wider in enumerate(schema):
+            if wider.type != self.schema.field(i).type:
+                with suppress(pa.ArrowException, ValueError):  # then what comes is refused
+                    self.rows = self.rows.set_column(i, wider, cast_unchanged(self.rows.column(i), wider.type))
+        self.schema = self.rows.schema
 
     def _announce(self, block: Block, total: int, rows: int, say: Callable[[str], None]) -> None:
         """Say how long it will take, measured on the first rows, which decide nothing else by that."""

@@ -21,6 +21,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
+import pyarrow as pa
+
 from recollect.files import (
     checksum,
     locked,
@@ -33,7 +35,7 @@ from recollect.files import (
 from recollect.forms import parse
 from recollect.memories import GradientMatching, load_memory
 from recollect.tables.blocks import with_places
-from recollect.tables.conforming import conform, examine_files
+from recollect.tables.conforming import conform, examine_files, widened_schema
 from recollect.tables.documents import (
     GENERATION,
     About,
@@ -313,8 +315,7 @@ class Store:
         first, skipped = held.memory.seen, Skipped()
         total = known_rows(source) if files else held.account.rows
         if workers is None:
-            rows = (conform(piece, held.schema, source, ignore) for piece in pieces(source, skipped))
-            taken = held.take(rows, total, say, skipped)
+            taken = held.take(_rows(held, source, skipped, ignore), total, say, skipped)
         else:
             taken = held.take_blocks(workers.blocks(held, [source], skipped, ignore), total, say, skipped)
         check_unchanged()
@@ -407,6 +408,14 @@ def _opened(file: str | Path | Source, reading: Reading, stack: ExitStack, worke
     if workers is not None:
         return workers.sources([str(file)], reading)
     return stack.enter_context(opened([str(file)], reading))
+
+
+def _rows(held: TableMemory, source: Source, skipped: Skipped, ignore: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows of a file in the columns of the first, or in what these become by it; its first piece has its types."""
+    for i, piece in enumerate(pieces(source, skipped)):
+        if i == 0:
+            held.widen(widened_schema(held.schema, piece.schema, source, ignore))
+        yield conform(piece, held.schema, source, ignore)
 
 
 def _check_decimal(said: str | None, held: TableMemory) -> None:
