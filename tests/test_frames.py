@@ -50,6 +50,18 @@ def test_all_libraries_choose_the_same_rows() -> None:
     np.testing.assert_allclose(chosen["weight"].to_numpy(), from_arrow.column("weight").to_numpy())
 
 
+def test_a_lazy_frame_is_run_once_as_its_rows_may_come_in_another_order_each_time() -> None:
+    runs = []
+
+    def turned(rows: polars.DataFrame) -> polars.DataFrame:
+        runs.append(len(rows))
+        return rows if len(runs) % 2 else rows.reverse()
+
+    table = polars.from_pandas(frame())
+    chosen = rc.tables.select(table.lazy().map_batches(turned), target="y", size=12)
+    assert runs == [90] and chosen.equals(rc.tables.select(table, target="y", size=12))
+
+
 def test_files_come_out_as_the_command_writes_them(tmp_path: Path) -> None:
     frame().to_csv(tmp_path / "rows.csv", index=False)
     chosen = rc.tables.select(tmp_path / "rows.csv", target="y", size=12)

@@ -98,6 +98,7 @@ def select(
             held, taken = select_rows(settings, sources, make_network=network, progress=progress, say=_teller(progress))
         _warn(taken)
         return typed_table(held)
+    data = _collected(data)  # once: a lazy query need not have its rows in the same order twice
     table = retyped(as_table(data), plain)
     found = _examine(settings, table)
     held = TableMemory.for_examined(settings, table.schema, found, {}, network, all_known=True, progress=progress)
@@ -155,7 +156,7 @@ def as_table(data: Any) -> pa.Table:
     if isinstance(data, pa.Table):
         table = data
     elif _library(data) == "polars":
-        table = (data.collect() if hasattr(data, "collect") else data).to_arrow()
+        table = _collected(data).to_arrow()
     else:
         names = [str(name) for name in data.columns]
         table = pa.table([_array(data.iloc[:, i]) for i in range(len(names))], names)
@@ -165,6 +166,11 @@ def as_table(data: Any) -> pa.Table:
     if not table.num_rows:
         raise ValueError("a table must hold at least one row, got none")
     return table
+
+
+def _collected(data: Any) -> Any:
+    """A lazy frame of polars as its rows."""
+    return data.collect() if _library(data) == "polars" and hasattr(data, "collect") else data
 
 
 def _repeats(table: pa.Table) -> bool:
@@ -205,8 +211,7 @@ def _taken(data: Any, rows: NDArray[np.int64], name: str, weights: NDArray[np.fl
     if _library(data) == "polars":
         import polars
 
-        frame = data.collect() if hasattr(data, "collect") else data
-        return frame[rows].with_columns(polars.Series(name, weights))
+        return data[rows].with_columns(polars.Series(name, weights))
     return data.iloc[rows].assign(**{name: weights})
 
 
