@@ -38,6 +38,35 @@ def test_numbers_are_read_in_any_of_the_usual_forms(
     assert parse_numbers(texts(text), "comma" if point == "," else "point").tolist() == [float(number)]
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("(5)", -5),
+        ("($5)", -5),
+        ("(-5 €)", -5),
+        ("5-", -5),
+        ("$5-", -5),
+        ("-$5", -5),
+        ("$-5", -5),
+        ("$ - 5", -5),
+        ("+5%", 5),
+    ],
+)
+def test_a_sign_or_brackets_say_that_a_number_is_negative(text: str, number: float) -> None:
+    assert parse_numbers(texts(text, "word"), "point").tolist()[0] == number
+
+
+@given(st.lists(st.text("0123456789()+-−$€%.,' eE", max_size=7)))
+@example(["3)", "(2", "-5-", "+$-5", "(+5)", "(5", "-(5)", "(5-)", "5)-", "--5", "-$-5", "+5-", "$-5-"])
+def test_a_text_that_is_nearly_a_number_is_none(found: list[str]) -> None:
+    for form in ("point", "comma"):
+        numbers = parse_numbers(texts(*found), form)
+        for text, number in zip(found, numbers, strict=True):
+            signs = sum(text.partition("e")[0].partition("E")[0].count(sign) for sign in "+-−")
+            if text.count("(") != text.count(")") or signs > 1:
+                assert np.isnan(number), text
+
+
 @given(day=st.dates(datetime.date(1970, 1, 1), datetime.date(2068, 12, 31)), time=st.times())
 def test_dates_are_read_in_any_of_the_usual_forms(day: datetime.date, time: datetime.time) -> None:
     clock = time.replace(microsecond=0)

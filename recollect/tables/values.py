@@ -36,8 +36,11 @@ def _pattern(point: str, group: str) -> str:
     grouped = "|".join(rf"[1-9]\d{{0,2}}(?:{g}\d{{3}})+" for g in (group, _SPACE, "['’]"))
     plain = rf"(?:\d+(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?"
     number = rf"(?:(?:{grouped})(?:{point}\d*)?|{plain})"
-    sign = rf"[+\-−]?{_SPACE}?"
-    return rf"^\(?{sign}(?:{_CURRENCY}{_SPACE}?{sign})?{number}(?:{_SPACE}?(?:{_CURRENCY}|%))?-?\)?$"
+    money, sign, minus = rf"(?:{_CURRENCY}{_SPACE}?)", rf"(?:[+\-−]{_SPACE}?)", rf"(?:[\-−]{_SPACE}?)"
+    number += rf"(?:{_SPACE}?(?:{_CURRENCY}|%))?"
+    # One sign at most, on one side of the money, and brackets only in pairs: what fits can be cast.
+    bracketed = rf"\((?:{minus}?{money}?|{money}{minus}){number}\)"
+    return rf"^(?:(?:{sign}?{money}?|{money}{sign}){number}|{money}?{number}-|{bracketed})$"
 
 
 _PATTERNS: dict[NumberForm, str] = {"point": _pattern(r"\.", ","), "comma": _pattern(",", r"\.")}
@@ -97,7 +100,7 @@ def parse_numbers(texts: pa.ChunkedArray, form: NumberForm) -> NDArray[np.float6
     texts = pc.replace_substring_regex(texts, r"^\((.*)\)$|^([^-].*)-$", r"-\1\2")
     texts = pc.replace_substring(texts, "," if form == "point" else ".", "")
     texts = pc.replace_substring(texts, ",", ".") if form == "comma" else texts
-    return _floats(pc.replace_substring_regex(texts, r"^-\+|^--", "-"))
+    return _floats(pc.replace_substring_regex(texts, r"^--", "-"))
 
 
 def _floats(texts: pa.ChunkedArray) -> NDArray[np.float64]:
