@@ -128,6 +128,32 @@ def test_a_quote_that_nothing_closes_does_not_swallow_the_rows_after_it(tmp_path
     assert read(path, skip_bad_rows=skip).column("y").to_pylist() == ["a", 'two\nsaid "lines"']
 
 
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        (r'"say \"hi\" 0","plain"', ('say "hi" 0', "plain")),
+        (r'"say \"hi\", 0","plain"', ('say "hi", 0', "plain")),
+        (r'"\"hi\"","C:\new\tab"', ('"hi"', r"C:\new\tab")),
+        (r'"\"a\" \\","\N"', ('"a" \\', r"\N")),
+        (r'"C:\dir\","say ""hi"""', ("C:\\dir\\", 'say "hi"')),
+        (r'"C:\dir\","C:\other\"', ("C:\\dir\\", "C:\\other\\")),
+        (r'"C:\dir\" ,"plain"', ("C:\\dir\\ ", "plain")),
+        (r'"a \""b"" c","plain"', (r'a \"b" c', "plain")),
+        (r'a 5\" pipe,"plain"', (r"a 5\" pipe", "plain")),
+        ('"say \\"hi\nyou\\"","plain"', ('say "hi\nyou"', "plain")),
+    ],
+)
+@pytest.mark.parametrize("rows", [3, 300_000])  # more than are read at a time
+def test_quotes_after_backslashes_and_paths_that_end_in_one_come_out_as_they_were(
+    tmp_path: Path, line: str, values: tuple[str, str], rows: int
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b,c\n" + f"{line},y\n" * rows)
+    table = read(path)
+    assert table.num_rows == rows
+    assert [column.unique().to_pylist() for column in table.columns] == [[values[0]], [values[1]], ["y"]]
+
+
 def test_a_malformed_line_is_named_with_its_number_and_text(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text('a,b\n1,"two\nlines"\n3,4\n5,6,7\n8,9\n')

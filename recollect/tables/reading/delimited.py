@@ -41,7 +41,7 @@ def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
         try:
             if not (head := file.read(1)):
                 return
-            rest, last = _Prepended(head, file), None
+            rest, last = _Prepended(head, file, source.dialect), None
             with pyarrow.csv.open_csv(rest, read_options=read, parse_options=parse, convert_options=convert) as reader:
                 for batch in reader:
                     last = batch.column(-1)[-1].as_py() if batch.num_rows else last
@@ -62,25 +62,45 @@ def open_text(source: Source) -> IO[bytes]:
 
 
 class _Prepended(io.RawIOBase):
-    """A stream of which something was read already."""
+    """A stream of which something was read already, and in which a backslash that escapes nothing stands for itself."""
 
-    def __init__(self, head: bytes, file: IO[bytes]) -> None:
-        self._head, self._file, self._tail = head, file, b""
+    def __init__(self, head: bytes, file: IO[bytes], dialect: Dialect) -> None:
+        self._head, self._file, self._dialect = head, file, dialect
+        self._ready = self._tail = b""
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        size = -1 if size is None else size
-        head, self._head = self._head, b""
-        found = head + self._file.read(size - len(head) if size > 0 else size)
+        size = -1 if size is None or size < 0 else size
+        if size < 0 or len(self._ready) < size:
+            self._ready += self._more(size)
+        found, self._ready = (self._ready, b"") if size < 0 else (self._ready[:size], self._ready[size:])
         self._tail = (self._tail + found[-_TAIL_BYTES:])[-_TAIL_BYTES:]
         return found
+
+    def _more(self, size: int) -> bytes:
+        head, self._head = self._head, b""
+        found = head + self._file.read(size)
+        if self._dialect.escape is None:
+            return found
+        is_cut = (len(found) - len(found.rstrip(b"\\"))) % 2 == 1
+        return _escaped(found + self._file.read(1) if is_cut else found, self._dialect)
 
     def ends_in_quote(self, quote: str) -> bool:
         """Whether the last value was closed: a pair of quotes is one of the text."""
         tail = self._tail.rstrip()
+        tail = re.sub(rb"\\.", b"", tail, flags=re.DOTALL) if self._dialect.escape else tail
         return (len(tail) - len(tail.rstrip(quote.encode()))) % 2 == 1
+
+
+def _escaped(text: bytes, dialect: Dialect) -> bytes:
+    """The text with two backslashes for one that stands before anything but a quote, a delimiter or the like.
+
+    The reader takes any backslash for an escape, and would leave it out of a path.
+    """
+    before = re.escape(f"{dialect.quote}{dialect.delimiter}").encode()
+    return re.sub(rb"\\([\\\r\n" + before + rb"])?", lambda found: found[0] if found[1] else rb"\\", text)
 
 
 def _parse(dialect: Dialect, handle: Any = None) -> pyarrow.csv.ParseOptions:
@@ -98,6 +118,7 @@ def _names(source: Source, file: IO[bytes]) -> list[str]:
     for _ in range(source.dialect.preamble):
         file.readline(_HEADER_BYTES)
     header = _first_line(source, file)
+    header = _escaped(header, source.dialect) if source.dialect.escape else header
     if not header.strip():
         raise UnreadableError(f"{source.name!r} must begin with the names of its columns, got nothing")
     names: list[str] = pyarrow.csv.open_csv(io.BytesIO(header), parse_options=_parse(source.dialect)).schema.names

@@ -135,7 +135,7 @@ def _shape(lines: list[str], given: str | None, usual: str) -> _Shape:
         preamble += 1
     lines = [line for line in lines[preamble:] if line.strip()]
     quote = "'" if lines and _is_quoted(lines[0], given, "'") else '"'
-    best, shape = (0.0, 0, False), _Shape(given or usual, quote, None, preamble)
+    best, shape = (0.0, 0, 0), _Shape(given or usual, quote, None, preamble)
     for delimiter in (given,) if given else (usual, *(d for d in _DELIMITERS if d != usual)):
         for escape in (None, "\\"):
             if escape and not any(f"\\{quote}" in line for line in lines):
@@ -144,9 +144,10 @@ def _shape(lines: list[str], given: str | None, usual: str) -> _Shape:
             if not counts or (counts[0] < 2 and not given):
                 continue
             agree = sum(count == counts[0] for count in counts) / len(counts)
+            likely = 2 if escape and _is_escaped(lines, delimiter, quote) else 1 if escape is None else 0
             # A share of lines that agree, then more columns; what is written first wins where they are alike.
-            if (round(agree, 2), counts[0], escape is None) > best:
-                best = (round(agree, 2), counts[0], escape is None)
+            if (round(agree, 2), counts[0], likely) > best:
+                best = (round(agree, 2), counts[0], likely)
                 shape = _Shape(delimiter, quote, escape, preamble)
     return shape
 
@@ -154,6 +155,13 @@ def _shape(lines: list[str], given: str | None, usual: str) -> _Shape:
 def _is_quoted(line: str, delimiter: str | None, quote: str) -> bool:
     between = re.escape(delimiter) if delimiter else "[,;\t|]"
     return re.fullmatch(rf"{quote}[^{quote}]*{quote}({between}{quote}[^{quote}]*{quote})+", line) is not None
+
+
+def _is_escaped(lines: Iterable[str], delimiter: str, quote: str) -> bool:
+    """Whether a backslash and a quote stand in the midst of a quoted value, not at its end as in a path to a folder."""
+    start, end = rf"(?:^|{re.escape(delimiter)}){quote}", rf"(?! *(?:{quote}|{re.escape(delimiter)}|$))"
+    inside = re.compile(rf"{start}(?:[^{quote}]|{quote}{quote})*\\{quote}{end}")
+    return any(inside.search(line) for line in lines)
 
 
 def _rows(lines: Iterable[str], delimiter: str, quote: str, escape: str | None) -> list[list[str]]:
