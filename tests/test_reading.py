@@ -3,13 +3,16 @@
 import gzip
 import io
 import json
+import re
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import hypothesis.strategies as st
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -364,6 +367,34 @@ def test_a_bomb_or_a_lie_in_a_workbook_is_refused(tmp_path: Path) -> None:
     path.write_bytes((Path(__file__).parent / "files" / "sales.xlsx").read_bytes()[:3000])
     with pytest.raises(ValueError, match=r"^[^\n]*$"):
         read(path)
+
+
+def workbook(path: Path, rows: str) -> Path:
+    """One sheet, of rows in XML."""
+    openpyxl.Workbook().save(path)
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    sheet = parts["xl/worksheets/sheet1.xml"]
+    parts["xl/worksheets/sheet1.xml"] = re.sub(
+        rb"<sheetData.*(?=</worksheet)", f"<sheetData>{rows}</sheetData>".encode(), sheet
+    )
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return path
+
+
+def cell(text: str) -> str:
+    return f'<c t="inlineStr"><is><t>{text}</t></is></c>'
+
+
+@pytest.mark.parametrize("number", ["1048577", "99999999999"])
+def test_a_row_of_a_workbook_far_below_all_others_is_refused_at_once(tmp_path: Path, number: str) -> None:
+    rows = f'<row>{cell("x")}</row><row r="{number}">{cell("a")}</row>'
+    with pytest.raises(ValueError, match=r"must have at most 1,048,576 rows, got one with a higher number: save it"):
+        read(workbook(tmp_path / "rows.xlsx", rows))
+    rows = f'<row>{cell("x")}</row><row r="1048576">{cell("a")}</row>'
+    assert read(workbook(tmp_path / "rows.xlsx", rows)).to_pylist() == [{"x": "a"}]
 
 
 @pytest.mark.parametrize("groups", [[100] * 7, [300, 1, 1, 250], [40_000], [0, 5, 0]])

@@ -16,6 +16,7 @@ from recollect.tables.reading.dialect import Skipped, Source, UnreadableError
 
 _MOST_TEXT = 2**29  # bytes of texts that openpyxl keeps in memory
 _MOST_COLUMNS = 20_000
+_MOST_ROWS = 2**20  # of a sheet, in all spreadsheet programs
 
 
 def sheet_names(path: Path, name: str, wanted: str | None) -> list[str]:
@@ -84,7 +85,11 @@ def _rows(book: Any, source: Source) -> Iterator[tuple[Any, ...]]:
     """The rows that are not empty; what the sheet says of its size is not believed."""
     sheet = book[source.dialect.sheet] if source.dialect.sheet else book.worksheets[0]
     sheet.reset_dimensions()
-    for row in sheet.iter_rows(values_only=True):
+    for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
+        if number > _MOST_ROWS:  # one row that says it is far below brings all those above it, though they are empty
+            raise UnreadableError(
+                f"{source.name!r} must have at most {_MOST_ROWS:,} rows, got one with a higher number: save it as csv"
+            )
         if any(value is not None for value in row):
             yield row
 
