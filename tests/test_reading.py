@@ -397,6 +397,22 @@ def test_a_row_of_a_workbook_far_below_all_others_is_refused_at_once(tmp_path: P
     assert read(workbook(tmp_path / "rows.xlsx", rows)).to_pylist() == [{"x": "a"}]
 
 
+def test_a_formula_that_nobody_has_computed_is_refused_with_its_cell(tmp_path: Path) -> None:
+    path = tmp_path / "rows.xlsx"
+    book = openpyxl.Workbook()
+    for row in (["x", "twice"], [1, 2], [2, "=A3*2"]):
+        book.active.append(row)
+    book.create_sheet("plain").append(["y"])
+    book["plain"].append([1])
+    book.save(path)
+    with pytest.raises(ValueError, match=r"^cell B3 of .* must have a value, got a formula .*: open it in a spread"):
+        read(path)
+    assert read(path, sheet="plain").to_pylist() == [{"y": 1}]
+    computed = '<c><f>A3*2</f><v>4</v></c><c t="str"><f>IF(A3=2,"","x")</f><v></v></c>'
+    rows = f"<row>{cell('twice')}{cell('empty')}</row><row>{computed}</row>"
+    assert read(workbook(path, rows)).to_pylist() == [{"twice": 4, "empty": None}]
+
+
 @pytest.mark.parametrize("groups", [[100] * 7, [300, 1, 1, 250], [40_000], [0, 5, 0]])
 def test_parts_of_a_parquet_file_have_the_pieces_of_the_whole(
     tmp_path: Path, groups: list[int], monkeypatch: pytest.MonkeyPatch

@@ -1,13 +1,15 @@
 """Workbooks of spreadsheets, a row at a time; openpyxl is needed for them, and only then."""
 
 import datetime
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from xml.etree.ElementTree import iterparse
 
 import pyarrow as pa
 
@@ -16,6 +18,7 @@ from recollect.tables.reading.dialect import Skipped, Source, UnreadableError
 
 _MOST_TEXT = 2**29  # bytes of texts that openpyxl keeps in memory
 _MOST_COLUMNS = 20_000
+_FORMULA, _FORMULA_BYTES = re.compile(rb"<(?:\w{1,20}:)?f[\s/>]"), 30
 _MOST_ROWS = 2**20  # of a sheet, in all spreadsheet programs
 
 
@@ -50,6 +53,7 @@ def read_xlsx(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
             for kind, value in zip(kinds, row, strict=False):
                 if value is not None:
                     kind.add(type(value))
+    _check_formulas(source)
     schema = pa.schema([(name, _type(kind)) for name, kind in zip(names, kinds, strict=True)])
     yield schema.empty_table()
     with _workbook(source.path, source.name) as book:
@@ -83,7 +87,7 @@ def _workbook(path: Path, name: str) -> Iterator[Any]:
 
 def _rows(book: Any, source: Source) -> Iterator[tuple[Any, ...]]:
     """The rows that are not empty; what the sheet says of its size is not believed."""
-    sheet = book[source.dialect.sheet] if source.dialect.sheet else book.worksheets[0]
+    sheet = _sheet(book, source)
     sheet.reset_dimensions()
     for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
         if number > _MOST_ROWS:  # one row that says it is far below brings all those above it, though they are empty
@@ -92,6 +96,44 @@ def _rows(book: Any, source: Source) -> Iterator[tuple[Any, ...]]:
             )
         if any(value is not None for value in row):
             yield row
+
+
+def _sheet(book: Any, source: Source) -> Any:
+    return book[source.dialect.sheet] if source.dialect.sheet else book.worksheets[0]
+
+
+def _check_formulas(source: Source) -> None:
+    """Refuse formulas whose values nobody has computed yet: they would be missing values."""
+    with _workbook(source.path, source.name) as book:
+        sheet = _sheet(book, source)
+        with sheet._get_source() as file:
+            if not _has_formulas(file):
+                return
+        with sheet._get_source() as file:
+            for _, element in iterparse(file):
+                if element.tag.endswith("}c") and _is_not_computed(element):
+                    raise UnreadableError(
+                        f"cell {element.get('r', '')} of {source.name!r} must have a value, got a formula that no "
+                        "program has computed: open it in a spreadsheet program, save it there, and read that"
+                    )
+                if element.tag.endswith("}row"):
+                    element.clear()
+
+
+def _has_formulas(file: IO[bytes]) -> bool:
+    """Whether there may be some: most tables have none, and this is much quicker than parsing."""
+    before = b""
+    while block := file.read(2**20):
+        if _FORMULA.search(before + block):
+            return True
+        before = block[-_FORMULA_BYTES:]
+    return False
+
+
+def _is_not_computed(cell: Any) -> bool:
+    """A formula without a value; one that came to an empty text says that it is a text."""
+    parts = {part.tag.rpartition("}")[2]: part.text for part in cell}
+    return "f" in parts and not parts.get("v") and cell.get("t", "n") == "n"
 
 
 def _type(kinds: set[type]) -> pa.DataType:
