@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
+from openpyxl.chart import BarChart
 
 from recollect.tables import columns
 from recollect.tables.blocks import cut_blocks
@@ -395,6 +396,27 @@ def test_a_row_of_a_workbook_far_below_all_others_is_refused_at_once(tmp_path: P
         read(workbook(tmp_path / "rows.xlsx", rows))
     rows = f'<row>{cell("x")}</row><row r="1048576">{cell("a")}</row>'
     assert read(workbook(tmp_path / "rows.xlsx", rows)).to_pylist() == [{"x": "a"}]
+
+
+def test_the_first_sheet_that_people_see_and_that_is_no_chart_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.xlsx"
+    book = openpyxl.Workbook()
+    chart = book.create_chartsheet("chart", 0)
+    for i, name in enumerate(("hidden", "shown", "last")):
+        sheet = book.worksheets[0] if i == 0 else book.create_sheet()
+        sheet.title, sheet.sheet_state = name, "hidden" if name == "hidden" else "visible"
+        sheet.append(["x"])
+        sheet.append([name])
+    book.save(path)
+    with pytest.raises(ValueError, match=r"must be a readable table, got .* from openpyxl: save the sheet alone, or"):
+        read(path)
+    chart.add_chart(BarChart())
+    book.save(path)
+    assert read(path).to_pylist() == [{"x": "shown"}]
+    assert str(recognise(path).dialect) == "xlsx, the sheet 'shown' of 3"
+    assert read(path, sheet="hidden").to_pylist() == [{"x": "hidden"}]
+    with pytest.raises(ValueError, match=r"must be one of 'shown', 'last', 'hidden', got 'chart'"):
+        read(path, sheet="chart")
 
 
 def test_a_formula_that_nobody_has_computed_is_refused_with_its_cell(tmp_path: Path) -> None:

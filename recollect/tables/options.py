@@ -51,7 +51,7 @@ _Format = Annotated[
 _Delimiter = Annotated[str | None, typer.Option(help="Between values: a character, or tab; recognised by default.")]
 _Decimal = Annotated[str | None, typer.Option(help="The decimal mark, . or , ; recognised by default.")]
 _Encoding = Annotated[str | None, typer.Option(help="Of characters, such as latin-1; recognised by default.")]
-_Sheet = Annotated[str | None, typer.Option(help="A sheet of an xlsx file; the first by default.")]
+_Sheet = Annotated[str | None, typer.Option(help="A sheet of an xlsx file; the first that is not hidden by default.")]
 _SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them.")]
 _DropMissing = Annotated[
     bool, typer.Option("--drop-missing-target", help="Leave out rows without a target, and count them.")

@@ -35,7 +35,7 @@ class Reading:
         delimiter: one character between the values of a text table; "tab" and the like are understood.
         decimal: "." or ",", for numbers that are text.
         encoding: of the characters, such as "latin-1".
-        sheet: the name of a sheet of an xlsx file; the first by default.
+        sheet: the name of a sheet of an xlsx file; the first that is not hidden by default.
         skip_bad_rows: leave out, and count, rows that cannot be read; they are an error otherwise.
         drop_missing_target: leave out, and count, rows whose target is missing; they are an error otherwise.
     """

@@ -23,9 +23,12 @@ _MOST_ROWS = 2**20  # of a sheet, in all spreadsheet programs
 
 
 def sheet_names(path: Path, name: str, wanted: str | None) -> list[str]:
-    """The sheets of a workbook, the wanted one first."""
+    """The sheets of a workbook, the wanted one first, or those that are not hidden; a chart is no table."""
     with _workbook(path, name) as book:
-        names: list[str] = list(book.sheetnames)
+        sheets = sorted(book.worksheets, key=lambda sheet: sheet.sheet_state != "visible")
+        names: list[str] = [sheet.title for sheet in sheets]
+    if not names:
+        raise UnreadableError(f"{name!r} must hold a sheet with cells, got none: save the table as xlsx or csv")
     if wanted is None:
         return names
     if wanted not in names:
@@ -78,7 +81,13 @@ def _workbook(path: Path, name: str) -> Iterator[Any]:
                 raise UnreadableError(f"{name!r} must hold less text than that: save it as csv")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about styles and the like, which are of no interest
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
+        try:
+            book = openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
+        except Exception as error:  # it stumbles over much that is beside the table, such as a page without its chart
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise UnreadableError(
+                f"{name!r} must be a readable table, got {reason!r} from openpyxl: save the sheet alone, or as csv"
+            ) from None
         try:
             yield book
         finally:
