@@ -1,9 +1,10 @@
 """Rows to a file, in the format of its ending."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv
@@ -35,14 +36,46 @@ def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
 
 def _write_ndjson(table: pa.Table, file: BinaryIO) -> None:
     for row in table.to_pylist():
-        file.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
+        file.write(_json({name: _in_json(name, value) for name, value in row.items()}).encode() + b"\n")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _in_json(name: str, value: Any) -> Any:
+    """A value of a column as JSON has it, which knows neither NaN nor bytes."""
+    if isinstance(value, dict):
+        return {key: _in_json(name, part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_in_json(name, part) for part in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        if not math.isnan(value):
+            raise ValueError(f"numbers in JSON must be finite, got {value} in column {name!r}: choose another ending")
+        return None
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"bytes in JSON must be text in utf-8, got {value[:20]!r} in column {name!r}: choose another ending"
+            ) from None
+    return value
 
 
 def _flat(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """What CSV has no form for, such as lists, as JSON-like text."""
-    if not pa.types.is_nested(column.type):
+    """What CSV has no form for: lists and the like as JSON, and other types as what they stand for."""
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    extended = isinstance(kind, pa.BaseExtensionType)
+    if not (extended or pa.types.is_nested(kind) or pa.types.is_interval(kind) or pa.types.is_string_view(kind)):
         return column
-    return pa.chunked_array([pa.array([None if v is None else str(v) for v in column.to_pylist()], pa.string())])
+    return pa.chunked_array([pa.array([_in_csv(name, value) for value in column.to_pylist()])])
+
+
+def _in_csv(name: str, value: Any) -> Any:
+    if isinstance(value, dict | list | tuple):
+        return _json(_in_json(name, value))
+    return value if value is None or isinstance(value, bool | int | float | bytes) else str(value)
 
 
 WRITERS: dict[str, Callable[[pa.Table, BinaryIO], None]] = {
