@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from recollect.tables import write_table
+from recollect.tables import WRITTEN, write_table
+from recollect.tables.reading import pieces
 
 NAMED = uuid.UUID("12345678-1234-5678-1234-567812345678")
 
@@ -66,3 +67,12 @@ def test_types_that_csv_does_not_have_are_text_that_others_read(array: pa.Array,
     write_table(table, Path("rows.csv"), file)
     rows = list(csv.reader(io.StringIO(file.getvalue().decode())))
     assert rows == [["x", "y"], *([text, "end"] for text in expected)]
+
+
+@pytest.mark.parametrize("ending", WRITTEN)
+def test_rows_are_read_again_from_every_ending_that_is_written(tmp_path: Path, ending: str) -> None:
+    assert {".jsonl", ".feather", ".ipc"} < set(WRITTEN)
+    table, path = pa.table({"x": ["a", "b"], "y": ["c", "d"]}), tmp_path / f"rows{ending}"
+    with path.open("wb") as file:
+        write_table(table, path, file)
+    assert pa.concat_tables(pieces(path)).equals(table)

@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from recollect.tables.reading import retyped
 
-WRITTEN = (".parquet", ".csv", ".ndjson", ".arrow")
+WRITTEN = (".parquet", ".csv", ".ndjson", ".jsonl", ".arrow", ".feather", ".ipc")
 
 
 def write_table(table: pa.Table, path: Path, file: BinaryIO) -> None:
