@@ -121,6 +121,28 @@ def test_many_rows_are_announced_with_the_time_they_take_which_changes_nothing(
     pandas.testing.assert_frame_equal(quiet, announced)
 
 
+def test_a_frame_of_ones_own_kind_is_a_frame() -> None:
+    class Mine(pandas.DataFrame):
+        @property
+        def _constructor(self) -> type:
+            return Mine
+
+    chosen = rc.tables.select(Mine(frame()), target="y", size=12)
+    assert isinstance(chosen, Mine) and chosen.equals(rc.tables.select(frame(), target="y", size=12))
+
+
+def test_a_frame_of_another_library_is_none_of_files() -> None:
+    kind = type("DataFrame", (list,), {"__module__": "dask.dataframe"})
+    with pytest.raises(ValueError, match=r"must be a table of pandas, .* or paths of files, got a DataFrame of dask$"):
+        rc.tables.select(kind(["x", "y"]), target="y", size=3)
+
+
+def test_a_type_that_pyarrow_does_not_have_is_refused_with_its_column() -> None:
+    table = polars.from_pandas(frame()).with_columns(large=polars.lit(1, polars.Int128))
+    with pytest.raises(ValueError, match=r"^column 'large' must be of a type that pyarrow has, got Int128: cast it"):
+        rc.tables.select(table, target="y", size=3)
+
+
 @pytest.mark.parametrize("wrong", [3, None, {"x": [1]}, [], [1, 2], pa.table({"x": []}), pandas.DataFrame({"x": []})])
 def test_what_is_no_table_is_refused_in_one_sentence(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):

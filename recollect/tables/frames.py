@@ -156,7 +156,7 @@ def as_table(data: Any) -> pa.Table:
     if isinstance(data, pa.Table):
         table = data
     elif _library(data) == "polars":
-        table = _collected(data).to_arrow()
+        table = _from_polars(_collected(data))
     else:
         names = [str(name) for name in data.columns]
         table = pa.table([_array(data.iloc[:, i]) for i in range(len(names))], names)
@@ -173,12 +173,28 @@ def _collected(data: Any) -> Any:
     return data.collect() if _library(data) == "polars" and hasattr(data, "collect") else data
 
 
+def _from_polars(frame: Any) -> pa.Table:
+    try:
+        return frame.to_arrow()
+    except (pa.ArrowException, TypeError, ValueError):
+        for name in frame.columns:
+            try:
+                frame[name].to_arrow()
+            except (pa.ArrowException, TypeError, ValueError):
+                raise ValueError(
+                    f"column {name!r} must be of a type that pyarrow has, got {frame[name].dtype}: cast it to another"
+                ) from None
+        raise
+
+
 def _repeats(table: pa.Table) -> bool:
     return len(set(table.column_names)) < len(table.column_names)
 
 
 def _library(data: Any) -> str:
-    return type(data).__module__.partition(".")[0] if type(data).__name__ in ("DataFrame", "LazyFrame") else ""
+    """Whose frame it is, or whose frame it is made of: "" if it is none."""
+    frames = [kind for kind in type(data).__mro__ if kind.__name__ in ("DataFrame", "LazyFrame")]
+    return frames[-1].__module__.partition(".")[0] if frames else ""
 
 
 def _array(series: Any) -> pa.Array:
@@ -191,11 +207,16 @@ def _array(series: Any) -> pa.Array:
 def _patterns(data: Any) -> list[str]:
     if isinstance(data, str | Path):
         return [str(data)]
-    if isinstance(data, Iterable) and not isinstance(data, Mapping):
+    if isinstance(data, Iterable) and not isinstance(data, Mapping) and not _library(data):
         paths = list(data)
         if paths and all(isinstance(path, str | Path) for path in paths):
             return [str(path) for path in paths]
-    raise ValueError(f"data must be a table of pandas, polars or pyarrow, or paths of files, got {type(data).__name__}")
+    raise ValueError(f"data must be a table of pandas, polars or pyarrow, or paths of files, got {_named(data)}")
+
+
+def _named(data: Any) -> str:
+    name = type(data).__name__
+    return f"a {name} of {library}" if (library := _library(data)) else name
 
 
 def _examine(settings: Settings, table: pa.Table, target: bool = True) -> Examined:
