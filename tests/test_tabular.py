@@ -307,6 +307,19 @@ def test_a_file_is_not_counted_twice_unless_forced(tmp_path: Path) -> None:
     assert store.update([path], force=True)[0].seen == 240
 
 
+def test_a_store_takes_one_path_or_several_from_python_and_no_frame(tmp_path: Path) -> None:
+    table = make_table()
+    path = save(table, tmp_path / "a.parquet")
+    store = Store.create(tmp_path / "store", Settings("bought", 10, "reservoir"))
+    for i, files in enumerate((path, str(path), [path], (str(path) for _ in range(1)))):
+        [done] = store.update(files, force=True)
+        assert done.seen == 120 * (i + 1)
+    for wrong in (table, [table], table.to_pandas(), 3, None):
+        with pytest.raises(ValueError, match=r"^a store must be given paths of files, got a \w+: write it to a file"):
+            store.update(wrong)  # type: ignore[arg-type]
+    assert store.number() == 4
+
+
 def test_updates_in_pieces_or_at_once_give_the_same_store(tmp_path: Path) -> None:
     paths = [save(make_table(seed=i), tmp_path / f"{i}.parquet") for i in range(3)]
     one, many = make_store(tmp_path / "one"), make_store(tmp_path / "many")

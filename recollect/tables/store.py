@@ -54,6 +54,7 @@ from recollect.tables.documents import (
     rows_content,
     write_document,
 )
+from recollect.tables.frames import is_frame
 from recollect.tables.memory import TableMemory
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import (
@@ -243,7 +244,7 @@ class Store:
 
     def update(
         self,
-        files: Iterable[str | Path | Source],
+        files: str | Path | Source | Iterable[str | Path | Source],
         *,
         reading: Reading | None = None,
         ignore: Sequence[str] = (),
@@ -257,7 +258,7 @@ class Store:
         """Take in files one after the other; each is there wholly or not at all.
 
         Args:
-            files: tables with the columns of the first; paths, globs, folders or addresses.
+            files: tables with the columns of the first: a path, a glob, a folder or an address, or several of these.
             reading: how these files are read, where it is not as the store says.
             ignore: columns that are taken as missing in these files, or left out if the first file did not have them.
             make_network: the user's own network, if the store was made for one.
@@ -277,7 +278,7 @@ class Store:
         with self._locked(wait, say), ExitStack() as stack:
             return [
                 self._update_one(source, reading, tuple(ignore), make_network, force, progress, say, workers)
-                for file in files
+                for file in _each(files)
                 for source in _opened(file, reading, stack, workers)
             ]
 
@@ -400,6 +401,17 @@ class Store:
         raise ValueError(
             f"a store to recover must hold a whole generation, got none in {str(folder)!r}: make a new one"
         )
+
+
+def _each(files: str | Path | Source | Iterable[str | Path | Source]) -> Iterator[str | Path | Source]:
+    """One file, or each of several; a frame would be taken for the names of its columns."""
+    several = isinstance(files, Iterable) and not isinstance(files, str) and not is_frame(files)
+    for file in files if several else [files]:  # type: ignore[union-attr]
+        if not isinstance(file, str | Path | Source):
+            raise ValueError(
+                f"a store must be given paths of files, got a {type(file).__name__}: write it to a file first"
+            )
+        yield file
 
 
 def _opened(file: str | Path | Source, reading: Reading, stack: ExitStack, workers: Workers | None) -> list[Source]:
