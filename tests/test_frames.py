@@ -143,6 +143,15 @@ def test_a_type_that_pyarrow_does_not_have_is_refused_with_its_column() -> None:
         rc.tables.select(table, target="y", size=3)
 
 
+@pytest.mark.parametrize("wrong", [{"target": 1}, {"target": 0}, {"ignore": [0]}, {"kinds": {0: "number"}}])
+def test_columns_that_are_called_by_numbers_are_named_by_text(wrong: dict[str, Any]) -> None:
+    table = pandas.DataFrame([[1, "a"], [2, "b"], [3, "a"]])
+    for function, options in ((rc.tables.columns, {}), (rc.tables.select, {"size": 2})):
+        with pytest.raises(ValueError, match=r"^(target|columns) must be named by text, got (0|1): pass '\2'$"):
+            function(table, **{"target": "1", **options, **wrong})
+        assert function(table, **{"target": "1", "kinds": {"0": "number"}, **options}) is not None
+
+
 @pytest.mark.parametrize("wrong", [3, None, {"x": [1]}, [], [1, 2], pa.table({"x": []}), pandas.DataFrame({"x": []})])
 def test_what_is_no_table_is_refused_in_one_sentence(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):

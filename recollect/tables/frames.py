@@ -19,7 +19,7 @@ from recollect.tables.reading import Reading, opened, retyped
 from recollect.tables.reading.cutting import cut
 from recollect.tables.reading.pieces import plain
 from recollect.tables.selecting import select_rows, typed_table
-from recollect.tables.settings import Settings, memory_once, parse_bytes
+from recollect.tables.settings import Settings, check_name, memory_once, parse_bytes
 from recollect.terminal import say
 from recollect.warning import warn
 
@@ -136,6 +136,8 @@ def columns(
         >>> account["price"].kind, account["price"].note
         ('number', 'decimal comma, money')
     """
+    if target is not None:
+        check_name("target", target)
     settings = Settings(
         target or "", 1, "reservoir", task, tuple(ignore), kinds=dict(kinds or {}), reading=reading or Reading()
     )

@@ -69,6 +69,9 @@ class Settings:
         matched = self.class_weight or self.min_per_class or self.model
         if self.memory == "auto":
             object.__setattr__(self, "memory", "recollect")
+        check_name("target", self.target)
+        for name in (*self.ignore, *self.kinds):
+            check_name("columns", name)
         check_count("size", self.size)
         check_seed(self.seed)
         if self.memory not in TABLE_MEMORIES:
@@ -118,6 +121,12 @@ class Settings:
 
     def as_data(self) -> dict[str, Any]:
         return {**asdict(self), "ignore": list(self.ignore)}
+
+
+def check_name(what: str, name: object) -> None:
+    """Refuse numbers and the like: a column that is called 1 in a frame is called "1" here."""
+    if not isinstance(name, str):
+        raise ValueError(f"{what} must be named by text, got {name!r}: pass {str(name)!r}")
 
 
 def memory_once(memory: str, *needs_gradients: object) -> str:
