@@ -1,5 +1,6 @@
 """Where rows come from and how files are told apart: sources, encodings, delimiters, compression."""
 
+import csv
 import gzip
 import io
 import json
@@ -50,6 +51,14 @@ def test_encodings_and_delimiters_are_recognised(tmp_path: Path, encoding: str, 
     table = read(path)
     assert table.column_names == LINES[0] and table.column("größe").to_pylist()[2] == "ü"
     assert table.column("x").to_pylist() == ["1,5", "2,25", "3,0"]  # text as it came
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_delimiter_is_recognised_beside_a_very_long_value(tmp_path: Path, quote: str) -> None:
+    path, long, limit = tmp_path / "rows.csv", "word, " * 25_000 + "end", csv.field_size_limit()
+    path.write_text(f"x;text;y\n1,5;{quote}{long}{quote};a\n2,5;short;b\n")
+    assert read(path).to_pylist() == [{"x": "1,5", "text": long, "y": "a"}, {"x": "2,5", "text": "short", "y": "b"}]
+    assert csv.field_size_limit() == limit
 
 
 @pytest.mark.parametrize("form", ["ndjson", "json", "a bad line"])

@@ -4,9 +4,11 @@ import csv
 import io
 import re
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import IO
 
 from recollect.tables.reading.characters import open_recoded, recognise_encoding
@@ -30,6 +32,7 @@ SUFFIXES: dict[str, Format] = {
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE = 2**18  # bytes of text that are looked at
 _LINES = 200
+_LIMIT = Lock()
 _EXCEL = re.compile(r"sep=(.)\s*\Z", flags=re.IGNORECASE)
 
 
@@ -118,6 +121,18 @@ def _lines(sample: bytes) -> list[str]:
     return [line.rstrip("\r\n") for line in whole[:_LINES]]
 
 
+@contextmanager
+def _long_values() -> Iterator[None]:
+    """Lets Python's reader take values as long as what is looked at; its limit is one for all, and is put back."""
+    with _LIMIT:
+        before = csv.field_size_limit()
+        csv.field_size_limit(max(before, _SAMPLE))
+        try:
+            yield
+        finally:
+            csv.field_size_limit(before)
+
+
 @dataclass(frozen=True)
 class _Shape:
     delimiter: str
@@ -165,11 +180,12 @@ def _is_escaped(lines: Iterable[str], delimiter: str, quote: str) -> bool:
 
 
 def _rows(lines: Iterable[str], delimiter: str, quote: str, escape: str | None) -> list[list[str]]:
+    text: IO[str] = io.StringIO("\n".join(lines))
+    rows = csv.reader(
+        text, delimiter=delimiter, quotechar=quote, escapechar=escape, doublequote=escape is None, strict=False
+    )
     try:
-        text: IO[str] = io.StringIO("\n".join(lines))
-        rows = csv.reader(
-            text, delimiter=delimiter, quotechar=quote, escapechar=escape, doublequote=escape is None, strict=False
-        )
-        return [row for row in rows if row]
+        with _long_values():
+            return [row for row in rows if row]
     except csv.Error:
         return []
