@@ -177,6 +177,16 @@ def test_a_malformed_line_is_named_with_its_number_and_text(tmp_path: Path) -> N
     assert table.num_rows == 3 and skipped == Skipped(1, "5,6,7")
 
 
+def test_a_title_above_the_names_of_columns_is_told_of_and_not_what_would_leave_out_all_rows(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("Sales of 2024\n\nx,y\n1,a\n2,b\n")
+    with pytest.raises(ValueError, match=r"line 3 of .* got 2 in 'x,y': remove what stands above the names of the col"):
+        read(path)
+    path.write_text("Sales,of 2024\n\nx,y,z\n1,a,0\n2,b,0\n")
+    with pytest.raises(ValueError, match=r"at least one row, got none that .*: the names of the columns must be the f"):
+        read(path, skip_bad_rows=True)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 @given(
     rows=st.lists(

@@ -160,6 +160,11 @@ def _sentence(source: Source, columns: int, row: Any) -> str:
         return _open_quote(source, row.text)
     place = f"line {line:,} of" if (line := _line_number(source, columns)) else "a line of"
     text = row.text if len(row.text) <= 80 else row.text[:77] + "..."
+    if columns == 1:
+        return (
+            f"{place} {source.name!r} must have one value as the first line has one name, got {row.actual_columns} in "
+            f"{text!r}: remove what stands above the names of the columns, which must be the first line"
+        )
     return (
         f"{place} {source.name!r} must have {columns} values, one per column, got {row.actual_columns} in {text!r}: "
         "mend it, or pass --skip-bad-rows to leave such rows out"

@@ -60,7 +60,9 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
             f"{source.name!r} must be a readable {source.dialect.format} file: {reason[:300]}"
         ) from None
     if not rows and source.groups is None:
-        raise UnreadableError(f"{source.name!r} must hold at least one row, got none")
+        is_left_out = source.reading.skip_bad_rows and source.dialect.format == "csv"
+        hint = " that could be read: the names of the columns must be the first line" if is_left_out else ""
+        raise UnreadableError(f"{source.name!r} must hold at least one row, got none{hint}")
     skipped.start += rows + skipped.rows - left_out
 
 
