@@ -1258,6 +1258,32 @@ def test_a_file_that_does_not_fit_can_be_taken_without_the_column(
     assert run("update", store.folder, path, "--ignore", "bought", "--force") == 2
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.drop_columns(["color"]),
+        lambda t: t.append_column("extra", pa.array([1] * 120)),
+        lambda t: t.set_column(0, "x", pa.array(["word"] * 120)),
+    ],
+)
+def test_files_that_are_chosen_from_together_are_not_told_to_ignore_what_differs(
+    tmp_path: Path, change: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = save(make_table(), tmp_path / "a.parquet"), save(change(make_table(seed=1)), tmp_path / "b.parquet")
+    assert run("select", *files, "--target", "bought", "--size", "5", "-o", tmp_path / "out.csv") == 2
+    assert one_line(capsys).endswith(": give all files the same columns\n")
+
+
+def test_a_lost_target_is_to_be_named_as_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_store(tmp_path / "s", memory="sliding-window")
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    path = save(make_table(seed=1).rename_columns({"bought": "sold"}), tmp_path / "b.parquet")
+    assert run("update", store.folder, path) == 2
+    assert "or name it so if it is the target" in one_line(capsys)
+    assert run("update", store.folder, path, "--ignore", "bought") == 2
+    assert "the target must not be ignored" in (line := one_line(capsys)) and "give its column that name" in line
+
+
 def test_rows_that_cannot_be_taken_are_left_out_and_counted_if_asked_for(tmp_path: Path, capsys: Any) -> None:
     store = make_store(tmp_path / "s", classes=3, memory="sliding-window")
     store.update([save(make_table(), tmp_path / "a.csv")])

@@ -82,7 +82,7 @@ def _watched(tables: Iterable[pa.Table], bar: Bar) -> Iterator[pa.Table]:
         bar.advance(table.num_rows)
 
 
-def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence[str] = ()) -> pa.Table:
+def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence[str] | None = None) -> pa.Table:
     """The rows with the columns of the first file; another schema is refused with the column named.
 
     A type that differs is taken where no value changes by it.
@@ -91,23 +91,28 @@ def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence
         piece: some rows.
         schema: the columns of the first file.
         source: where the rows come from, for the sentence.
-        ignore: columns that may be missing, or be more, or of another type: they are missing values then.
+        ignore: columns that may be missing, or be more, or of another type: they are missing values then. None if
+            nobody can say so, as of files that are chosen from together.
     """
+
+    def advice(name: str, otherwise: str) -> str:
+        return "give all files the same columns" if ignore is None else f"pass --ignore {name} to {otherwise}"
+
     wanted_names, names, what = schema.names, piece.schema.names, repr(str(source))
     if wanted_names != names:
-        if missing := sorted(set(wanted_names) - set(names) - set(ignore)):
+        if missing := sorted(set(wanted_names) - set(names) - set(ignore or ())):
             raise ValueError(
                 f"{what} must have the column {missing[0]!r} of the first file, which is missing: "
-                f"pass --ignore {missing[0]} to take it as missing values"
+                f"{advice(missing[0], 'take it as missing values, or name it so if it is the target')}"
             )
-        if more := sorted(set(names) - set(wanted_names) - set(ignore)):
+        if more := sorted(set(names) - set(wanted_names) - set(ignore or ())):
             raise ValueError(
                 f"{what} must have the columns of the first file, got {more[0]!r} besides: "
-                f"pass --ignore {more[0]} to leave it out"
+                f"{advice(more[0], 'leave it out')}"
             )
     columns = []
     for wanted in schema:
-        if wanted.name in ignore:
+        if wanted.name in (ignore or ()):
             columns.append(pa.nulls(piece.num_rows, wanted.type))
             continue
         column = piece.column(wanted.name)
@@ -116,6 +121,6 @@ def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence
         except (pa.ArrowException, ValueError, OverflowError):
             raise ValueError(
                 f"column {wanted.name!r} of {what} must be {wanted.type} as in the first file, got {column.type}: "
-                f"pass --ignore {wanted.name} to take it as missing values"
+                f"{advice(wanted.name, 'take it as missing values')}"
             ) from None
     return pa.table(columns, schema=schema)

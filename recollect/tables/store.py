@@ -443,4 +443,7 @@ def _check_decimal(said: str | None, held: TableMemory) -> None:
 
 def _check_ignored(ignore: Sequence[str], held: TableMemory, source: Source) -> None:
     if held.encoding.target in ignore:
-        raise ValueError(f"the target must not be ignored, got {held.encoding.target!r} for {source.name!r}")
+        raise ValueError(
+            f"the target must not be ignored, got {held.encoding.target!r} for {source.name!r}: "
+            "give its column that name in the file"
+        )
