@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,20 @@ def test_new_classes_find_room_until_there_is_none(tmp_path: Path, capsys: pytes
     assert run("update", tmp_path / "s", never) == 2
     assert "room for 3 classes, got 4" in capsys.readouterr().err
     assert files_of(tmp_path / "s") == before
+
+
+def test_room_for_more_classes_than_there_can_be_is_refused_and_older_stores_with_it_are_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = make_store(tmp_path / "s", classes=1000)
+    for command in (("init", tmp_path / "t", "--target", "y", "--size", "3"), ("set", tmp_path / "s")):
+        assert run(*command, "--classes", "1001") == 2
+        assert "classes must be at most 1000, got 1001" in one_line(capsys)
+    assert not (tmp_path / "t").exists()
+    rewrite(tmp_path / "s" / "store.json", settings=replace(store.settings, classes=5000).as_data())
+    store = Store(tmp_path / "s")
+    [done] = store.update(save(make_table(), tmp_path / "a.parquet"))
+    assert done.seen == 120 and store.settings.classes == 5000
 
 
 @pytest.mark.parametrize(
@@ -1015,6 +1030,7 @@ def test_arrays_are_read_a_piece_at_a_time_whatever_their_order(tmp_path: Path) 
 
 LIMITED = """
 import resource, sys
+from dataclasses import replace
 from pathlib import Path
 import pyarrow as pa
 from recollect.tables.blocks import cut_blocks, joined
@@ -1468,6 +1484,7 @@ KILLED = """
 import os, sys
 import torch
 torch.set_num_threads(1)
+from dataclasses import replace
 from pathlib import Path
 from recollect.tables import Store
 folder, *paths = map(Path, sys.argv[1:])

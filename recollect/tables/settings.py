@@ -8,7 +8,7 @@ from recollect.candidates import SHORTLIST
 from recollect.checks import check_count, check_seed
 from recollect.classes import check_classes
 from recollect.memories import ClassBalanced, Clustering, GradientMatching, Memory, Reservoir, SlidingWindow
-from recollect.tables.kinds import Task
+from recollect.tables.kinds import MOST_CLASSES, Task
 from recollect.tables.reading import Reading
 from recollect.tables.summaries import KINDS
 
@@ -92,6 +92,13 @@ class Settings:
         if self.weight_name == "":
             raise ValueError("the column of weights must have a name, got an empty one")
         self.block_rows(self.task, self.classes or 2)  # says so if the limit is too low, whatever the first file has
+
+    def check_room(self) -> None:
+        """Refuse room that would never be used; a store that was made with it is opened all the same."""
+        if (self.classes or 0) > MOST_CLASSES:
+            raise ValueError(
+                f"classes must be at most {MOST_CLASSES}, got {self.classes}: pass fewer, or leave out --classes"
+            )
 
     def block_rows(self, task: Task | None, outputs: int) -> int:
         """How many rows are taken in at a time.

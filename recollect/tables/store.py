@@ -127,6 +127,7 @@ class Store:
     def create(cls, folder: str | Path, settings: Settings) -> "Store":
         """Make an empty store in a new or empty folder, or over a store that has taken in nothing."""
         folder = Path(folder)
+        settings.check_room()
         if folder.is_file():
             raise ValueError(f"a store is a folder, got the file {str(folder)!r}")
         if folder.is_dir() and any(not is_unused(path) for path in folder.iterdir()):
@@ -147,6 +148,7 @@ class Store:
 
     def change(self, settings: Settings, *, wait: bool = True) -> None:
         """Give a store other settings, as long as it has taken in nothing."""
+        settings.check_room()
         with self._locked(wait, lambda text: None):
             if self.number():
                 raise ValueError(
