@@ -1094,6 +1094,20 @@ def test_wrong_options_are_refused_before_any_work(tmp_path: Path, capsys: pytes
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "rows.parquet"]
 
 
+def test_nothing_is_written_into_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = two_files(tmp_path, memory="reservoir")
+    before, generation = files_of(store.folder), store.generation(store.number())
+    path = save(make_table(), tmp_path / "rows.parquet")
+    select = ("select", path, "--target", "bought", "--size", "5", "-o")
+    for place in (store.folder / "out.csv", generation / "rows.arrow", generation / "memory" / "out.csv"):
+        for command in (("export", store.folder, "-o"), select):
+            assert run(*command, place) == 2
+            assert "must not be within a store" in one_line(capsys)
+    assert run("inspect", store.folder, "--html", generation / "page.html") == 2
+    assert files_of(store.folder) == before
+    assert run("export", store.folder, "-o", tmp_path / "out.csv") == 0
+
+
 def test_globs_name_each_file_once(tmp_path: Path) -> None:
     for name in ("b.csv", "a.csv", "c.parquet"):
         (tmp_path / name).touch()

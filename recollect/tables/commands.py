@@ -86,6 +86,7 @@ def select(
 ) -> None:
     """Choose a few rows of tables that stand for all, each with its weight, and write them."""
     from recollect.tables import WRITTEN, export_table, select_rows
+    from recollect.tables.documents import check_outside
 
     settings = settings_once(target, size, options)
     if output is None and not dry_run:
@@ -94,6 +95,7 @@ def select(
     with _sources(files, settings, settings.reading, options) as (sources, workers):
         if output is not None:
             check_output(output, WRITTEN, [source.path for source in sources])
+            check_outside(output)
         if dry_run:
             _show(_examined(settings, sources, options, workers), options)
             return
@@ -222,8 +224,10 @@ def update(
 def export(store: Folder, output: Output, **options: Any) -> None:
     """Write the rows that a store keeps, as they came, with their weights and places in the stream."""
     from recollect.tables import WRITTEN, Store, export_table
+    from recollect.tables.documents import check_outside
 
     check_output(output, WRITTEN)
+    check_outside(output)
     held = Store(store).load()
     rows = export_table(held, output)
     answer = {"kept": rows, "seen": held.memory.seen, "output": str(output), "weight": held.weight_name}
@@ -238,10 +242,12 @@ def inspect(
 ) -> None:
     """Show what a store has seen and keeps, by class and by file, and how well it matches."""
     from recollect.tables import Store
+    from recollect.tables.documents import check_outside
     from recollect.tables.inspecting import inspection, page, terminal_tables
 
     if html is not None:
         check_output(html, [".html"])
+        check_outside(html)
     found = inspection(Store(store))
     if html is not None:
         write_atomically(html, page(found).encode())

@@ -118,6 +118,15 @@ def has_taken(folder: Path) -> bool:
         return any(GENERATION.fullmatch(path.name) for path in folder.iterdir())
 
 
+def check_outside(output: Path) -> None:
+    """Refuse a place within a store, where a file may take that of one of its own."""
+    folder = output.parent.resolve()
+    for place in (folder, *folder.parents):
+        is_store = (place / "store.json").is_file() and (place / "current.json").is_file()
+        if is_store or (GENERATION.fullmatch(place.name) and (place / "state.json").is_file()):
+            raise ValueError(f"the output must not be within a store, got {str(output)!r}: choose another folder")
+
+
 def write_document(path: Path, document: Any) -> None:
     write_atomically(path, seal(asdict(document)))
 
