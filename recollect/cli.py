@@ -198,9 +198,11 @@ def main(arguments: list[str] | None = None) -> None:
         wrong = _usage(error, arguments)
     except (ValueError, OSError, ModuleNotFoundError) as error:  # a module that is not installed says what to install
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        wrong = (
-            f"there must be room on the disk, got no more: free some and try again; {stopped}" if full else str(error)
-        )
+        large = isinstance(error, OSError) and error.errno == errno.EFBIG
+        wrong = str(error)
+        if full or large:
+            what, do = ("on the disk", "free some") if full else ("for files so large", "raise the limit (ulimit -f)")
+            wrong = f"there must be room {what}, got no more: {do} and try again; {stopped}"
         wrong += _repeating(wrong, arguments)
     except MemoryError:
         wrong = _NO_MEMORY

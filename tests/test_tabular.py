@@ -737,6 +737,16 @@ def test_a_full_disk_ends_an_update_in_one_sentence_and_leaves_the_store_as_it_w
         subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of files are those of Linux")
+def test_a_limit_on_files_ends_an_export_in_one_sentence(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", memory="reservoir", size=2000)
+    store.update([save(make_table(2000), tmp_path / "a.parquet")])
+    command = f"ulimit -f 8; exec {sys.executable} -m recollect export {tmp_path / 's'} -o {tmp_path / 'out.csv'}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 2 and not (tmp_path / "out.csv").exists()
+    assert done.stderr.startswith("recollect: there must be room for files so large") and done.stderr.count("\n") == 1
+
+
 def test_a_killed_init_can_be_repeated(tmp_path: Path) -> None:
     make_store(tmp_path / "s")
     (tmp_path / "s" / "store.json").unlink()
