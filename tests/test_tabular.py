@@ -1298,6 +1298,19 @@ def test_a_file_that_does_not_fit_can_be_taken_without_the_column(
     assert run("update", store.folder, path, "--ignore", "bought", "--force") == 2
 
 
+def test_a_column_to_ignore_that_is_nowhere_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make_store(tmp_path / "s", memory="sliding-window")
+    store.update([save(make_table(), tmp_path / "a.parquet")])
+    before = files_of(store.folder)
+    plain = save(make_table(seed=1), tmp_path / "b.parquet")
+    more = save(make_table(seed=2).append_column("extra", pa.array([1] * 120)), tmp_path / "c.parquet")
+    for name, hint in (("colour", "is it 'color'?"), ("extra", "leave it out")):
+        assert run("update", store.folder, plain, "--ignore", name) == 2
+        assert f"must be in the store or in a file, got {name!r}: {hint}" in one_line(capsys)
+    assert files_of(store.folder) == before
+    assert run("update", store.folder, plain, more, "--ignore", "extra") == 0  # some files have it
+
+
 @pytest.mark.parametrize(
     "change",
     [

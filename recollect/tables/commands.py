@@ -194,6 +194,7 @@ def update(
     before = memory.number()
     answers: list[dict[str, Any]] = []
     with _sources(files, memory.settings, reading, options) as (sources, workers):
+        memory.check_ignored(ignore or (), sources)
         try:
             for source in sources:
                 first = not memory.number()

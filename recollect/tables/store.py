@@ -12,11 +12,12 @@ pointer holds that of the state, and the state those of the rows and of the memo
 """
 
 import contextlib
+import difflib
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
@@ -61,6 +62,7 @@ from recollect.tables.reading import (
     Reading,
     Skipped,
     Source,
+    at_hand,
     content_hash,
     in_use,
     known_rows,
@@ -284,6 +286,18 @@ class Store:
                 for source in _opened(file, reading, stack, workers)
             ]
 
+    def check_ignored(self, ignore: Iterable[str], sources: Iterable[Source]) -> None:
+        """Refuse columns to ignore that are neither in the store nor in any of the files."""
+        state = self.state()
+        known = {self.settings.target, *(column.name for column in state.encoding.columns)} if state else set()
+        unknown = [name for name in ignore if name not in known] if state else []
+        for source in sources if unknown else ():
+            known |= _names_in(source)
+        if wrong := [name for name in unknown if name not in known]:
+            near = difflib.get_close_matches(wrong[0], sorted(known), 1)
+            hint = f": is it {near[0]!r}?" if near else ": leave it out"
+            raise ValueError(f"columns to ignore must be in the store or in a file, got {wrong[0]!r}{hint}")
+
     def _update_one(
         self,
         source: Source,
@@ -430,6 +444,11 @@ def _rows(held: TableMemory, source: Source, skipped: Skipped, ignore: Sequence[
         if i == 0:
             held.widen(widened_schema(held.schema, piece.schema, source, ignore))
         yield conform(piece, held.schema, source, ignore)
+
+
+def _names_in(source: Source) -> set[str]:
+    with at_hand(source) as here, closing(pieces(here)) as first:
+        return set(next(first).schema.names)
 
 
 def _check_decimal(said: str | None, held: TableMemory) -> None:
