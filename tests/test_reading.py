@@ -296,6 +296,28 @@ def test_numbers_in_json_are_what_they_were(tmp_path: Path, form: str, values: l
         assert column.to_pylist() == values
 
 
+@pytest.mark.parametrize(
+    ("wrong", "flaw"),
+    [
+        ('{"x": 1, "x": 2, "y": "b"}', "'x' twice"),
+        ('{"x": {"a": 1, "a": 2}, "y": "b"}', "'a' twice"),
+        (r'{"x": "\ud800", "y": "b"}', "half of"),
+    ],
+)
+def test_a_name_with_two_values_and_half_a_letter_in_json_are_refused_or_left_out(
+    tmp_path: Path, wrong: str, flaw: str
+) -> None:
+    path, good = tmp_path / "rows.ndjson", r'{"x": "\ud83d\ude00", "y": "a"}'
+    path.write_text(f"{good}\n{wrong}\n")
+    with pytest.raises(ValueError, match=rf"^line 2 of .* must be a JSON object, got {flaw}.* in .*: mend it, or pass"):
+        read(path)
+    assert read(path, skip_bad_rows=True).to_pylist() == [{"x": "\U0001f600", "y": "a"}]
+    for document in (f"[{good}, {wrong}]", f'{{"rows": [{good}, {wrong}]}}'):
+        (tmp_path / "rows.json").write_text(document)
+        with pytest.raises(ValueError, match=rf"^[^\n]* must (have each name once|hold whole letters), got {flaw}"):
+            read(tmp_path / "rows.json")
+
+
 @pytest.mark.parametrize("values", [[2**64], [2**63, -1], [2**53 + 1, 0.5], [-(2**63) - 1], [10**400, 1]])
 def test_whole_numbers_in_json_that_no_type_holds_are_refused(tmp_path: Path, values: list[Any]) -> None:
     path = tmp_path / "rows.ndjson"

@@ -198,9 +198,10 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
 def _check_lines(source: Source) -> None:
     """Refuse the first line that is no object."""
     for number, line in enumerate(_lines(source), 1):
-        if line.strip() and not _is_object(line):
+        if line.strip() and (flaw := _flaw(line)) is not None:
+            got = f"{flaw} in {_short(line)!r}" if flaw else repr(_short(line))
             raise UnreadableError(
-                f"line {number:,} of {source.name!r} must be a JSON object, got {_short(line)!r}: "
+                f"line {number:,} of {source.name!r} must be a JSON object, got {got}: "
                 "mend it, or pass --skip-bad-rows to leave such rows out"
             ) from None
 
@@ -246,10 +247,39 @@ def _good_lines(source: Source, skipped: Skipped) -> Iterator[bytes]:
 
 
 def _is_object(line: str) -> bool:
+    return _flaw(line) is None
+
+
+def _flaw(line: str) -> str | None:
+    """What keeps a line from being an object that can be read: "" if it is none at all, None if nothing does."""
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line, object_pairs_hook=_different)
+        _check_letters(found, line)
+    except _TwiceError as error:
+        return str(error)
+    except UnicodeEncodeError:
+        return "half of a letter"
     except (ValueError, RecursionError):
-        return False
+        return ""
+    return None if isinstance(found, dict) else ""
+
+
+class _TwiceError(Exception):
+    """A name has two values, of which one would be lost."""
+
+
+def _different(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(f"{next(name for name in names if names.count(name) > 1)!r} twice")
+    return found
+
+
+def _check_letters(found: Any, text: str) -> None:
+    """Refuse half of a pair that makes one letter, which no text can hold, with a UnicodeEncodeError."""
+    if "\\u" in text:
+        json.dumps(found, ensure_ascii=False).encode()
 
 
 def _short(line: str) -> str:
@@ -259,7 +289,7 @@ def _short(line: str) -> str:
 
 def _records(source: Source) -> Iterator[bytes]:
     """The objects of a list, one per line; only what belongs to one of them is held at a time."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=_different)
     with open_text(source) as file, io.TextIOWrapper(cast(Any, file), "utf-8") as text:
         waiting, place, count = text.read(2**16).lstrip()[1:], 0, 0
         while True:
@@ -269,6 +299,10 @@ def _records(source: Source) -> Iterator[bytes]:
             try:
                 found, place = decoder.raw_decode(waiting, place)
                 count += 1
+            except _TwiceError as error:
+                raise UnreadableError(
+                    f"record {count + 1:,} of {source.name!r} must have each name once, got {error}: rename one"
+                ) from None
             except ValueError:
                 more = text.read(max(2**16, len(waiting) - place))
                 waiting, place = waiting[place:] + more, 0
@@ -287,7 +321,10 @@ def _from_object(source: Source) -> Iterator[bytes]:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise UnreadableError(f"{source.name!r} must be a list of objects, got one object that is too large to be read")
-    document = json.loads(content)
+    try:
+        document = json.loads(content, object_pairs_hook=_different)
+    except _TwiceError as error:
+        raise UnreadableError(f"{source.name!r} must have each name once, got {error}: rename one") from None
     lists = [value for value in document.values() if isinstance(value, list)] if isinstance(document, dict) else []
     if len(lists) == 1 and lists[0] and all(isinstance(row, dict) for row in lists[0]):
         for i, row in enumerate(lists[0], 1):
@@ -306,6 +343,12 @@ def _line(record: Any, source: Source, what: str) -> bytes:
     if not isinstance(record, dict):
         raise UnreadableError(f"{what} of {source.name!r} must be an object, got {_short(repr(record))!r}")
     line = json.dumps(record)
+    try:
+        _check_letters(record, line)
+    except UnicodeEncodeError:
+        raise UnreadableError(
+            f"{what} of {source.name!r} must hold whole letters, got half of one in {_short(line)!r}: mend it"
+        ) from None
     if _depth(line) > _DEEPEST:
         raise UnreadableError(f"{source.name!r} must hold plain objects, got brackets {_DEEPEST} deep and more")
     return line.encode() + b"\n"
