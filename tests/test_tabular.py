@@ -5,6 +5,7 @@ import datetime
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import time
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +42,7 @@ from recollect.tables import (
 from recollect.tables.conforming import conform
 from recollect.tables.encoding import Drift
 from recollect.tables.memory import TableMemory, Taken
-from recollect.tables.saying import remarks
+from recollect.tables.saying import remarks, scarce
 
 
 def make_table(n: int = 120, seed: int = 0, shift: float = 0.0) -> pa.Table:
@@ -1040,7 +1042,6 @@ def test_arrays_are_read_a_piece_at_a_time_whatever_their_order(tmp_path: Path) 
 
 LIMITED = """
 import resource, sys
-from dataclasses import replace
 from pathlib import Path
 import pyarrow as pa
 from recollect.tables.blocks import cut_blocks, joined
@@ -1382,6 +1383,52 @@ def test_what_is_advised_for_a_lost_class_would_keep_it(size: int, memory: str, 
     assert f"no row is kept of the class 'c'; {advice} keeps some" in list(remarks(taken, size, settings))
 
 
+def test_a_class_that_keeps_too_few_rows_to_be_learned_is_told_of_with_what_keeps_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    rare = np.arange(3000) % 50 == 0
+    table = pa.table(
+        {"x": rng.normal(size=3000) + rare, "z": rng.normal(size=3000), "y": np.where(rare, "rare", "usual")}
+    )
+    path, out = save(table, tmp_path / "a.parquet"), tmp_path / "o.parquet"
+    asked = ("select", path, "--target", "y", "-o", out, "--size", 100)
+    assert run(*asked) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "too few" in line]
+    advice = re.fullmatch(
+        r"only [1-4] rows? of 'rare' kept, too few .*; --memory recollect with (--min-per.*) keeps more", line
+    )
+    assert advice is not None and advice[1] == "--min-per-class 25"
+    assert run(*asked, *advice[1].split()) == 0
+    assert "too few" not in capsys.readouterr().out
+    assert pyarrow.parquet.read_table(out).column("y").to_pylist().count("rare") >= 25
+    store = make_store(tmp_path / "s", target="y", size=100, memory="reservoir")
+    assert run("update", store.folder, path) == 0
+    assert "'rare' kept, too few for most models to learn from; a new store with --mem" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("size", "counts", "options"),
+    [
+        (100, {"a": 900, "b": 49}, {}),  # there are not many of it
+        (19, {"a": 900, "b": 900}, {}),  # few are kept of all, as asked for
+        (100, {"a": 900, "b": 100}, {"min_per_class": 1}),  # as asked for
+        (100, {"a": 900, "b": 100}, {"class_weight": "balanced"}),
+    ],
+)
+def test_nothing_is_said_of_few_rows_where_nothing_else_can_be_wanted(
+    size: int, counts: dict[str, int], options: dict[str, Any]
+) -> None:
+    held = SimpleNamespace(
+        encoding=SimpleNamespace(task="classification", classes=["a", "b"]),
+        memory=SimpleNamespace(batch=SimpleNamespace(targets=torch.tensor([0] * 15 + [1] * 4))),
+    )
+    few = scarce(cast(TableMemory, held), counts)
+    assert few == ({} if counts["b"] < 50 else {"b": 4})
+    taken = Taken(rows=sum(counts.values()), class_counts=counts)
+    assert not any("too few" in remark for remark in remarks(taken, size, Settings("y", size, **options), "", few))
+
+
 def test_places_that_are_too_few_for_each_class_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pa.table({"x": np.arange(60.0), "y": ["a", "b", "c"] * 20})
     asked = ("select", save(table, tmp_path / "a.csv"), "--target", "y", "-o", tmp_path / "o.csv", "--min-per-class")
@@ -1521,7 +1568,6 @@ KILLED = """
 import os, sys
 import torch
 torch.set_num_threads(1)
-from dataclasses import replace
 from pathlib import Path
 from recollect.tables import Store
 folder, *paths = map(Path, sys.argv[1:])

@@ -34,7 +34,7 @@ from recollect.tables.options import (
     settings_once,
     takes,
 )
-from recollect.tables.saying import added, matching, remarks, sentences, told
+from recollect.tables.saying import added, matching, remarks, scarce, sentences, told
 from recollect.terminal import Interrupted, counted, say
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def select(
         f"{counted(rows, 'row')} of {taken.rows:,}, for {held.encoding.task} of {target!r}: {output}",
         f"{counted(held.encoding.n_features, 'feature')}; {taken.rows / taken.seconds:,.0f} rows per second, "
         f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding{matching(taken)}",
-        *remarks(taken, rows, settings),
+        *remarks(taken, rows, settings, few=scarce(held, taken.class_counts)),
         *added(held),
     ]
     _answer(answer | {"account": held.account.as_data()}, lines, options)

@@ -1,7 +1,7 @@
 """The documents of a store, and what binds them to one another."""
 
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Update:
     kept: int
     read_as: str  # the dialect, for people
     account: Account  # of the columns, as the first file had them
+    scarce: dict[str, int] = field(default_factory=dict)  # classes of which few rows are kept, though many came
 
 
 @dataclass(frozen=True)

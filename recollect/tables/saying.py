@@ -1,6 +1,7 @@
 """What commands say of what they did, in sentences and as data."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,10 @@ if TYPE_CHECKING:
     from recollect.tables.memory import TableMemory, Taken
     from recollect.tables.reading import Source
     from recollect.tables.settings import Settings
+
+
+_FEW, _CAME = 5, 50  # rows kept of a class that a model can hardly learn it from, though so many came
+_ENOUGH = 30  # rows of a class that are advised, if there is room
 
 
 def told(source: "Source", done: "Update") -> dict[str, Any]:
@@ -35,7 +40,7 @@ def sentences(source: "Source", done: "Update", settings: "Settings", first: boo
         yield f"  read as {done.read_as}"
     yield from (f"  {sentence}" for sentence in done.taken.drift.sentences())
     size = min(settings.size, done.seen)
-    found = remarks(done.taken, done.kept, replace(settings, size=size), "a new store with ")
+    found = remarks(done.taken, done.kept, replace(settings, size=size), "a new store with ", done.scarce)
     yield from (f"  {remark}" for remark in found)
 
 
@@ -46,7 +51,18 @@ def matching(taken: "Taken") -> str:
     return f"; their gradients differ from those of all rows by {taken.error:.2%} (matching error {taken.error:.4f})"
 
 
-def remarks(taken: "Taken", kept: int, settings: "Settings", where: str = "") -> Iterator[str]:
+def scarce(held: "TableMemory", came: Mapping[str, int]) -> dict[str, int]:
+    """The classes of which so few rows are kept that a model can hardly learn them, though many came, and how many."""
+    if held.encoding.task == "regression":
+        return {}
+    kept = Counter(held.memory.batch.targets.tolist())
+    counts = {name: kept[label] for label, name in enumerate(held.encoding.classes)}
+    return {name: count for name, count in counts.items() if 0 < count < _FEW and came.get(name, 0) >= _CAME}
+
+
+def remarks(
+    taken: "Taken", kept: int, settings: "Settings", where: str = "", few: Mapping[str, int] | None = None
+) -> Iterator[str]:
     """What was left out, what is missing among the kept, and why there are fewer than asked for.
 
     Args:
@@ -54,6 +70,7 @@ def remarks(taken: "Taken", kept: int, settings: "Settings", where: str = "") ->
         kept: how many are kept of all.
         settings: what was asked for.
         where: what advised options are for, as a store that has taken in files has its own.
+        few: what `scarce` found.
     """
     if taken.skipped:
         yield f"{counted(taken.skipped, 'row')} left out that could not be read"
@@ -73,6 +90,15 @@ def remarks(taken: "Taken", kept: int, settings: "Settings", where: str = "") ->
         names = ", ".join(map(repr, taken.lost[:5])) + (f" and {len(taken.lost) - 5} more" if taken.lost[5:] else "")
         word = "the class" if len(taken.lost) == 1 else f"{len(taken.lost)} classes:"
         yield f"no row is kept of {word} {names}; {where}{_keeping(classes, settings)} keeps some"
+    places = min(_ENOUGH, settings.size // (2 * max(classes, 1)))  # half of them may be for the frequent ones
+    if few and places >= _FEW and not settings.min_per_class and settings.class_weight is None:
+        counts = ", ".join(f"{counted(count, 'row')} of {name!r}" for name, count in list(few.items())[:5])
+        more = f" and few of {len(few) - 5} other classes" if len(few) > 5 else ""
+        matched = "" if settings.memory == "recollect" else "--memory recollect with "
+        yield (
+            f"only {counts}{more} kept, too few for most models to learn from; "
+            f"{where}{matched}--min-per-class {places} keeps more"
+        )
 
 
 def _keeping(classes: int, settings: "Settings") -> str:

@@ -16,6 +16,7 @@ import difflib
 import json
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
@@ -72,6 +73,7 @@ from recollect.tables.reading import (
     retyped,
     watched,
 )
+from recollect.tables.saying import scarce
 from recollect.tables.settings import Settings
 from recollect.tables.workers import Workers
 
@@ -339,7 +341,10 @@ class Store:
         told = name.encode(errors="replace").decode()  # a name need not be text
         entry = Entry(told, digest, first, time.time(), **taken.as_data(), read_as=source.read_as)
         self._commit(held, [*files, entry])
-        return Update(name, taken, held.memory.seen, len(held.memory), source.read_as, held.account)
+        came: Counter[str] = Counter()
+        for one in (*files, entry):
+            came.update(one.class_counts)
+        return Update(name, taken, held.memory.seen, len(held.memory), source.read_as, held.account, scarce(held, came))
 
     def _commit(self, held: TableMemory, files: list[Entry]) -> None:
         before = self.number()
