@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 
-from recollect.tables.dates import parse_dates
+from recollect.tables.dates import DateForm, parse_dates
 from recollect.tables.encoding import Drift
 from recollect.tables.examining import examine, fit_encoding
 from recollect.tables.summaries import Summary
@@ -81,6 +81,33 @@ def test_dates_are_read_in_any_of_the_usual_forms(day: datetime.date, time: date
         "compact": f"{day:%Y%m%d} {clock}",
     }.items():
         assert parse_dates(texts(text), form).tolist() == [expected], (form, text)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "clock"),
+    [
+        ("iso", "2024-01-02 12:00:30+00", "12:00:30"),
+        ("iso", "2024-01-02 12:00:30.5-05", "17:00:30.5"),
+        ("iso", "2024-01-02 12:00:30,123", "12:00:30.123"),
+        ("iso", "2024-01-02 12:00:30 GMT", "12:00:30"),
+        ("iso", "20240102T120030Z", "12:00:30"),
+        ("iso", "20240102T120030+0200", "10:00:30"),
+        ("iso", "20240102T1200", "12:00:00"),
+        ("iso", "20240102T12:00:30.5", "12:00:30.5"),
+        ("named", "Tue, 02 Jan 2024 12:00:30 GMT", "12:00:30"),
+        ("named", "Tuesday, January 2, 2024", "00:00:00"),
+        ("dmy", "02.01.2024 12:00:30,5", "12:00:30.5"),
+    ],
+)
+def test_dates_are_read_as_databases_write_them(form: DateForm, text: str, clock: str) -> None:
+    expected = np.datetime64(f"2024-01-02T{clock}", "ms").astype(int) / 1000
+    assert parse_dates(texts(text), form).tolist() == [expected]
+    assert Summary("t", pa.string(), False, None).look(texts(text)).may_be[:1] == [form]
+
+
+def test_digits_without_a_time_are_no_date_unless_asked_for() -> None:
+    for text in ("20240102", "20240102T", "20240102T1", "20241302T120000", "202401021200"):
+        assert np.isnan(parse_dates(texts(text), "iso")).all()
 
 
 def test_no_date_is_no_date() -> None:

@@ -1,9 +1,9 @@
 """Texts that are dates, in the usual forms, as seconds.
 
-    iso      2024-12-31, 2024-12-31T23:59:59.5+01:00, 2024/12/31
+    iso      2024-12-31, 2024-12-31T23:59:59.5+01:00, 2024/12/31 23:59:59,5+01, 20241231T235959Z
     dmy      31.12.2024, 31/12/2024 23:59, 31-12-24
     mdy      12/31/2024 11:59 PM
-    named    31 Dec 2024, December 31, 2024
+    named    31 Dec 2024, December 31, 2024, Tue, 31 Dec 2024 23:59:59 GMT
     compact  20241231, which is a number to anybody who was not told
 
 Whether 01/02/2024 is in January or in February is decided by all values of the column; where they do not tell, slashes
@@ -23,17 +23,21 @@ DateForm: TypeAlias = Literal["iso", "dmy", "mdy", "named", "compact"]
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _YEAR, _MONTH, _DAY = r"(?P<y>\d{4}|\d{2})", r"(?P<m>\d{1,2})", r"(?P<d>\d{1,2})"
 _NAME = rf"(?P<m>{'|'.join(_MONTHS)})[a-z]*\.?"
-_TIME = (
-    r"(?:[ T,]+(?P<H>\d{1,2}):(?P<M>\d{2})(?::(?P<S>\d{2}(?:\.\d+)?))?[ ]?(?P<p>[AaPp][Mm])?[ ]?"
-    r"(?P<z>Z|UTC|[+-]\d{2}:?\d{2})?)?$"
-)
+_ZONE = r"(?P<z>Z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?"
+_TIME = r"(?:[ T,]+(?P<H>\d{1,2}):(?P<M>\d{2})(?::(?P<S>\d{2}(?:[.,]\d+)?))?[ ]?(?P<p>[AaPp][Mm])?[ ]?" + _ZONE + ")?$"
+_DIGITS = r"^(?P<y>\d{4})(?P<m>\d{2})(?P<d>\d{2})"
+_CLOCK = r"T(?P<H>\d{2}):?(?P<M>\d{2})(?::?(?P<S>\d{2}(?:[.,]\d+)?))?(?P<p>)" + _ZONE + "$"
+_WEEKDAY = r"(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\.?,? )?"
 _NO_YEAR_FIRST = rf"(?:{_DAY}[. -]+{_NAME}[. ,-]+{_YEAR})"
 _PATTERNS: dict[DateForm, tuple[str, ...]] = {
-    "iso": (rf"^(?P<y>\d{{4}})[-/.]{_MONTH}[-/.]{_DAY}{_TIME}",),
+    "iso": (rf"^(?P<y>\d{{4}})[-/.]{_MONTH}[-/.]{_DAY}{_TIME}", _DIGITS + _CLOCK),
     "dmy": (rf"^{_DAY}[./-]{_MONTH}[./-]{_YEAR}{_TIME}",),
     "mdy": (rf"^{_MONTH}[/-]{_DAY}[/-]{_YEAR}{_TIME}",),
-    "named": (rf"^(?i){_NO_YEAR_FIRST}{_TIME}", rf"^(?i){_NAME}[. -]+{_DAY}(?:st|nd|rd|th)?[ ,]+{_YEAR}{_TIME}"),
-    "compact": (r"^(?P<y>\d{4})(?P<m>\d{2})(?P<d>\d{2})" + _TIME,),
+    "named": (
+        rf"^(?i){_WEEKDAY}{_NO_YEAR_FIRST}{_TIME}",
+        rf"^(?i){_WEEKDAY}{_NAME}[. -]+{_DAY}(?:st|nd|rd|th)?[ ,]+{_YEAR}{_TIME}",
+    ),
+    "compact": (_DIGITS + _TIME,),
 }
 GUESSED: tuple[DateForm, ...] = ("iso", "dmy", "mdy", "named")
 """Forms that are recognised without being asked for, the likeliest first."""
@@ -79,6 +83,7 @@ def _seconds(parts: pa.StructArray) -> NDArray[np.float64]:
     def number(name: str) -> NDArray[np.float64]:
         values = pc.struct_field(parts, name)
         values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+        values = pc.replace_substring(values, ",", ".") if name == "S" else values
         return np.asarray(pc.fill_null(values.cast(pa.float64()), 0.0), dtype=np.float64)
 
     def text(name: str) -> list[str] | None:
@@ -110,7 +115,7 @@ def _offset(zone: str) -> float:
     if not zone or zone[0] not in "+-":
         return 0.0
     digits = zone[1:].replace(":", "")
-    return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600.0 + int(digits[2:]) * 60.0)
+    return (1 if zone[0] == "+" else -1) * (int(digits[:2]) * 3600.0 + int(digits[2:] or 0) * 60.0)
 
 
 def typed_seconds(values: pa.ChunkedArray) -> NDArray[np.float64]:
