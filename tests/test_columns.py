@@ -110,6 +110,15 @@ def test_digits_without_a_time_are_no_date_unless_asked_for() -> None:
         assert np.isnan(parse_dates(texts(text), "iso")).all()
 
 
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("₹12,34,567", 1234567), ("1,23,456.50", 123456.5), ("-₹ 1,00,00,000", -(10**7)), ("12,34,5", None)],
+)
+def test_digits_are_grouped_as_in_india(text: str, number: float | None) -> None:
+    point, comma = (parse_numbers(texts(text), form)[0] for form in ("point", "comma"))
+    assert (np.isnan(point) if number is None else point == number) and np.isnan(comma)
+
+
 def test_no_date_is_no_date() -> None:
     wrong = ("31.02.2024", "2024-13-01", "0.1.2024", "1.1.1", "99/99/2024", "", None, "word", "2024-01-01 25:61")
     for form in ("iso", "dmy", "mdy", "named", "compact"):

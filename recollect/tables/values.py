@@ -34,6 +34,7 @@ _CODE = r"^[+-]?0\d"  # 007 is a name, not a number
 
 def _pattern(point: str, group: str) -> str:
     grouped = "|".join(rf"[1-9]\d{{0,2}}(?:{g}\d{{3}})+" for g in (group, _SPACE, "['’]"))
+    grouped += r"|[1-9]\d?(?:,\d{2})+,\d{3}" if group == "," else ""  # 12,34,567 as in India
     plain = rf"(?:\d+(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?"
     number = rf"(?:(?:{grouped})(?:{point}\d*)?|{plain})"
     money, sign, minus = rf"(?:{_CURRENCY}{_SPACE}?)", rf"(?:[+\-−]{_SPACE}?)", rf"(?:[\-−]{_SPACE}?)"
