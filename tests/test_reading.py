@@ -33,6 +33,7 @@ from recollect.tables.reading import (
     parts,
     pieces,
     recognise,
+    recognising,
 )
 
 LINES = [["x", "größe", "y"], ["1,5", "a b", "ja"], ["2,25", "c", "nein"], ["3,0", "ü", "ja"]]
@@ -165,6 +166,18 @@ def test_quotes_after_backslashes_and_paths_that_end_in_one_come_out_as_they_wer
     table = read(path)
     assert table.num_rows == rows
     assert [column.unique().to_pylist() for column in table.columns] == [[values[0]], [values[1]], ["y"]]
+
+
+@pytest.mark.parametrize("block", [2**20, 2**10])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_quotes_after_backslashes_may_come_late(tmp_path: Path, pack: Any, block: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(recognising, "_BLOCK", block)
+    path = tmp_path / "rows.csv"
+    rows = "x,y\n" + '"plain",a\n' * 3000
+    path.write_bytes(pack((rows + r'"say \"hi\" 0",a' + "\r\n" + '"plain",a\n').encode()))
+    assert read(path).column("x").to_pylist()[-2:] == ['say "hi" 0', "plain"]
+    path.write_bytes(pack((rows + '"C:\\dir\\",a\r\n"a \\""b"" c",a\n').encode()))
+    assert read(path).column("x").to_pylist()[-2:] == ["C:\\dir\\", 'a \\"b" c']
 
 
 def test_a_malformed_line_is_named_with_its_number_and_text(tmp_path: Path) -> None:

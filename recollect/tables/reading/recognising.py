@@ -32,6 +32,7 @@ SUFFIXES: dict[str, Format] = {
 _DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE = 2**18  # bytes of text that are looked at
 _LINES = 200
+_BLOCK = 2**20
 _LIMIT = Lock()
 _EXCEL = re.compile(r"sep=(.)\s*\Z", flags=re.IGNORECASE)
 
@@ -89,8 +90,13 @@ def _dialect(path: Path, reading: Reading, name: str) -> Dialect:
         return Dialect(kind, compression, encoding)
     returns = b"\r" in sample and b"\n" not in sample
     sample = sample.replace(b"\r", b"\n") if returns else sample
-    shape = _shape(_lines(sample), reading.delimiter, "\t" if Path(inner).suffix.lower() in (".tsv", ".tab") else ",")
-    return Dialect(kind, compression, encoding, shape.delimiter, shape.quote, shape.escape, returns, shape.preamble)
+    lines = _lines(sample)
+    shape = _shape(lines, reading.delimiter, "\t" if Path(inner).suffix.lower() in (".tsv", ".tab") else ",")
+    escape = shape.escape
+    if not any(f"\\{shape.quote}" in line for line in lines):  # what tells may come later
+        with open_recoded(open_content(path, compression), encoding, name, returns) as text:
+            escape = "\\" if _is_escaped_later(text, shape.delimiter, shape.quote) else None
+    return Dialect(kind, compression, encoding, shape.delimiter, shape.quote, escape, returns, shape.preamble)
 
 
 def _archived(path: Path) -> Format | None:
@@ -177,6 +183,20 @@ def _is_escaped(lines: Iterable[str], delimiter: str, quote: str) -> bool:
     start, end = rf"(?:^|{re.escape(delimiter)}){quote}", rf"(?! *(?:{quote}|{re.escape(delimiter)}|$))"
     inside = re.compile(rf"{start}(?:[^{quote}]|{quote}{quote})*\\{quote}{end}")
     return any(inside.search(line) for line in lines)
+
+
+def _is_escaped_later(text: IO[bytes], delimiter: str, quote: str) -> bool:
+    """The same of a whole text, of which few blocks have such a pair, and only those are looked at closely."""
+    pair, rest = f"\\{quote}".encode(), b""
+    while block := text.read(_BLOCK):
+        whole, _, rest = (rest[-_SAMPLE:] + block).rpartition(b"\n")
+        if pair in whole and _is_escaped(_split(whole), delimiter, quote):
+            return True
+    return pair in rest and _is_escaped(_split(rest), delimiter, quote)
+
+
+def _split(text: bytes) -> list[str]:
+    return [line.rstrip("\r") for line in text.decode("utf-8", errors="replace").split("\n")]
 
 
 def _rows(lines: Iterable[str], delimiter: str, quote: str, escape: str | None) -> list[list[str]]:
