@@ -444,7 +444,7 @@ def test_a_type_that_would_change_values_is_refused_with_the_column_named(
 ) -> None:
     piece, schema = pa.table({"c": pa.array(values, kind)}), pa.schema({"c": wanted})
     with pytest.raises(ValueError, match=r"column 'c' of 'b' must be .* as in the first file, got .*: pass --ignore c"):
-        conform(piece, schema, "b")
+        conform(piece, schema, "b", ())
 
 
 @pytest.mark.parametrize(
@@ -473,7 +473,7 @@ def test_a_type_that_changes_no_value_is_taken(
 def test_values_that_are_no_numbers_are_the_same_in_a_narrower_type() -> None:
     piece = pa.table({"c": [0.5, float("nan")], "l": [[float("nan")], None]})
     schema = pa.schema({"c": pa.float32(), "l": pa.list_(pa.float32())})
-    assert str(conform(piece, schema, "b").to_pylist()) == str(piece.to_pylist())
+    assert str(conform(piece, schema, "b", ()).to_pylist()) == str(piece.to_pylist())
 
 
 @pytest.mark.parametrize("command", ["select", "update"])
