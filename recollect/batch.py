@@ -145,8 +145,8 @@ _OWN_LOSS = (
 
 
 NO_INFERENCE = (
-    "gradients must be possible where examples are chosen or learned from, got them in torch.inference_mode: do so "
-    "outside of it, or use torch.no_grad"
+    "gradients must be possible where examples are chosen or learned from, got torch.inference_mode: leave it, or use "
+    "torch.no_grad"
 )
 
 

@@ -82,8 +82,8 @@ def select(
 ) -> Coreset:
     """Choose the few weighted examples whose loss gradients add up to those of all.
 
-    A dataset, a loader or any iterable of batches is looked at once and never held whole, unless `shortlist` is None;
-    the choice is that of the same examples in tensors.
+    A dataset, a loader or any iterable of batches is read once and never held in memory (unless `shortlist` is None).
+    The choice is the same as for the same examples in tensors.
     `PAPER` holds the paper's settings as keyword arguments.
 
     Args:
@@ -91,7 +91,7 @@ def select(
         inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without `targets`, a
             torch dataset, a loader that does not shuffle, or an iterable of batches (inputs, targets).
         targets: one row per example, unless the inputs have them.
-        size: how many examples to keep; below one, which part of them.
+        size: how many examples to keep: a whole number, or a fraction of all up to 1.
         target: the name of the targets, where they are an entry of each dict or a column of the table.
         loss: a name or a function of outputs and targets that returns one loss per example.
         inits: S, the number of initialisations at which gradients are matched.
@@ -106,23 +106,24 @@ def select(
         scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
         batch_size: examples per pass; bounds memory and changes nothing else, but for rounding.
         device: where to compute.
-        shortlist: how many arriving examples per kept one are candidates, ten by default, drawn at random; all of them
-            count in what is to be matched. None considers all, as in the paper.
-        class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
-            same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors.
-        min_per_class: so many examples of each class stay, whatever matching says.
+        shortlist: how many candidates are drawn at random for each example that is kept, ten by default. All examples
+            count in what is matched. None makes all of them candidates, as in the paper.
+        class_weight: how much each class counts, as in scikit-learn: None for its frequency, "balanced" for all classes
+            alike, or a dict of factors by class. Weights then approximate the sum of all losses times these factors.
+        min_per_class: keep at least this many examples of each class.
         rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
         nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
-        hold_count: let the weights add up to about the number of examples, at the cost of some matching error.
+        hold_count: pull the weights towards adding up to the number of examples, at the cost of some matching error.
+            Memories do so by default, as they are mixed with new examples of weight one; here it is off.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.
-        cluster: let the workers of a Ray cluster look at the examples, which may be a Ray Dataset: "auto" for the one
-            that this machine belongs to, or one of its own, otherwise an address. The choice is the same.
+        cluster: use a Ray cluster; the examples may then be a Ray Dataset. "auto" is the cluster that this machine
+            belongs to, or a new local one; otherwise pass its address. The choice is the same.
 
     Example:
         >>> from recollect import models

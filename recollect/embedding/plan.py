@@ -177,7 +177,7 @@ def _check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses:
     one, other = results
     if not (torch.equal(one, other) if drawn else torch.allclose(one, other, rtol=1e-3, equal_nan=True)):
         raise ValueError(
-            "the model and the loss must give the same for the same examples, got other losses when asked again: "
+            "the model and the loss must give the same for the same examples, got other losses when called again: "
             "draw no random numbers in evaluation mode (`if self.training`)"
         )
 
@@ -204,7 +204,7 @@ def _check_alone(model: nn.Module, inputs: Inputs, targets: Tensor, losses: Loss
     if not _close(together, alone):
         warn(
             "each example should pass through the model by itself, got other losses for some examples together than "
-            "one by one: gradients depend on who comes along; let BatchNorm layers keep statistics"
+            "one by one: gradients depend on the other examples of a batch; let BatchNorm layers keep statistics"
         )
 
 

@@ -33,13 +33,13 @@ class DarkExperienceReplay(Learner):
         make_model: returns a freshly initialised model at each call.
         memory: any memory.
         epochs: passes over each batch of the stream.
-        lr: Adam's step size.
-        weight_decay: Adam's pull towards zero.
+        lr: Adam's learning rate.
+        weight_decay: Adam's weight decay.
         batch_size: new examples per step.
         loss: a name or a function of outputs and targets that returns one loss per example.
-        optimizer: a function of a list of parameters that returns a torch optimizer, to be used in the place of Adam.
-        scheduler: a function of the optimizer and of how many steps a training has at most, that returns a torch
-            scheduler for it, which is told of each step; each training begins with a new one.
+        optimizer: a function of a list of parameters that returns a torch optimizer, to be used instead of Adam.
+        scheduler: a function of the optimizer and the number of steps that returns a torch scheduler of learning rates.
+            It is stepped after each step; each training makes a new one.
         progress: show a progress bar in a terminal while training.
         seed: the same seed, stream and memory give the same model.
         alpha: how much former outputs count; zero is experience replay.

@@ -75,7 +75,7 @@ class Learner(ABC):
     def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:
         """What would be trained next: by `observe` of these examples or, without any, by `predict`.
 
-        None if that is nothing, or nothing as plain as a weighted batch. Asking changes nothing.
+        None if nothing is to be trained, or if it is more than one weighted batch. Asking changes nothing.
         """
 
     def accept(self, trained: nn.Module) -> None:

@@ -79,8 +79,7 @@ class Training:
         made = self.scheduler(optimizer, steps)
         if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
             raise ValueError(
-                "scheduler must return one of torch.optim.lr_scheduler that is not told how well it goes, got "
-                f"{type(made).__name__}"
+                f"scheduler must return one of torch.optim.lr_scheduler that needs no metric, got {type(made).__name__}"
             )
         return made
 

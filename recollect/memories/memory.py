@@ -101,9 +101,9 @@ class Memory(ABC):
     ) -> None:
         """Take in examples and decide anew what stays. On any error the memory is as before.
 
-        A dataset, a loader or an iterable of batches is one update, as if all of it arrived at once. Memories whose
-        choice needs that hold all of it meanwhile; gradient matching with a shortlist, a reservoir and a sliding
-        window look at each batch once, and hold no more than a part.
+        A dataset, a loader or an iterable of batches is one update, as if all of it arrived at once. Most memories hold
+        all of it during the update; gradient matching with a shortlist, a reservoir and a sliding window read each
+        batch once and hold a part.
 
         Args:
             inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without
@@ -111,8 +111,8 @@ class Memory(ABC):
             targets: one row per example, unless the inputs have them.
             target: the name of the targets, where they are an entry of each dict or a column of the table.
             model: the learner's current model, for memories that look at it.
-            weights: how many each example stands for, where they already stand for several, as the `batch` of another
-                memory; one each by default. Those that stand for none are seen, and not kept.
+            weights: how many examples each one stands for, such as the weights of another memory's `batch`; one by
+                default. An example of weight zero counts as seen and is never kept.
         """
         source = self._source(inputs, targets, target, weights, model)
         if isinstance(source, Stream) and self.cuts_freely:

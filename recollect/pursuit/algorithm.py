@@ -73,15 +73,15 @@ def pursue(
 ) -> Coreset:
     """Choose rows whose weighted sum approximates the target (Alg. 1).
 
-    The same call gives the same bits; with another number of threads the rows are the same, while the weights may
-    differ in the last bits. A handful of rows beside which all others are small are kept with weight one and set aside,
-    so that the others are matched as if they were alone; if the target is little but these rows, a warning says so.
+    Results are reproducible; another number of threads may change the last bits of the weights. A few rows that dwarf
+    all others are kept with weight one and left out of the fit, so that the others are matched as if they were alone; a
+    warning says so if the target is little else.
 
     Args:
         embeddings: one row per candidate.
-        size: how many rows to choose at most; None if only `tolerance` decides.
+        size: how many rows to choose at most, a whole number or a fraction; None if only `tolerance` decides.
         target: what to approximate; the sum of all rows by default.
-        count: how many examples the target sums over, if the weights are to add up to about that.
+        count: how many examples the target sums over; the weights are pulled towards adding up to it.
         rule: "least-squares" picks the row that lowers the objective most; "inner-product" the one with the largest
             product with what is left to match, as in the paper: rows with large norms come first.
         regularization: lambda, the pull of the weights towards the centre.

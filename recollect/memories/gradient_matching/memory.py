@@ -34,11 +34,11 @@ class GradientMatching(Matching):
     with the weight that it came with: such an example counts so often in the target, and is so much likelier to be a
     candidate.
 
-    Examples that come a few at a time, at most a quarter of the capacity, do not cost a choice each. They take free
-    places, with weight one. When there are none left, all of them count in the target, and those that are candidates by
-    a shortlist of the whole stream stay, to stand for the others; when these have taken the free places, a choice
-    leaves a quarter of all places free again. So after small updates between three quarters and all of it is held.
-    `rule="inner-product"`, `exact=True` and options of classes choose at every update.
+    Small updates, of at most a quarter of the capacity, do not each cost a choice. Their examples first take free
+    places with weight one. When no place is free, a random sample of them stays and stands for the rest. When these
+    have taken all places, a choice frees a quarter of them again. So after small updates between three quarters and all
+    of the capacity is in use. `rule="inner-product"`, `exact=True`, `class_weight` and `min_per_class` choose at every
+    update.
 
     `PAPER` holds the paper's settings as keyword arguments.
 
@@ -52,8 +52,8 @@ class GradientMatching(Matching):
                 memory.update(inputs, targets, candidates=candidates)
 
     Args:
-        make_model: returns a freshly initialised model at each call; or an embedding, which then has all that is said
-            about gradients here; or None, to read a loaded memory.
+        make_model: returns a freshly initialised model at each call; or a `GradientEmbedding`, which then decides all
+            options of gradients; or None, to read a saved memory.
         capacity: how many examples are kept at most.
         loss: a name or a function of outputs and targets that returns one loss per example.
         inits: S, the number of initialisations at which gradients are matched.
@@ -68,28 +68,28 @@ class GradientMatching(Matching):
         scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
         batch_size: examples per pass; bounds memory and changes nothing else, but for rounding.
         device: where to compute.
-        shortlist: how many candidates are drawn at random for each place, ten by default; all examples count in what is
-            to be matched. Of those that arrive later so many are drawn as they are a part of everything seen, but two
-            for each place and a thousand at least. None considers all, as in the paper.
-        class_weight: how much each class counts, as in scikit-learn: None as often as it comes, "balanced" all the
-            same, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
+        shortlist: how many candidates are drawn at random for each place, ten by default. All examples count in what is
+            matched. Later batches get candidates in proportion to their share of everything seen, but at least two for
+            each place and a thousand in all. None makes all examples candidates, as in the paper.
+        class_weight: how much each class counts, as in scikit-learn: None for its frequency, "balanced" for all classes
+            alike, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
             which under "balanced" follow the frequencies of everything seen.
-        min_per_class: so many examples of each class seen stay, whatever matching says; fewer if there is no room.
+        min_per_class: keep at least this many examples of each class seen; fewer if there is no room.
         rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
         tolerance: stop as soon as the relative residual is this small.
         nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
-        hold_count: let the weights add up to about the number of examples seen, or to what they stand for, as learners
-            need that mix them with new examples of weight one; it costs some matching error, which others can save.
-            It is a pull and not a promise: a handful of examples, which match little, add up to less.
+        hold_count: pull the weights towards adding up to the number of examples seen, or to what they stand for.
+            Learners that mix them with new examples of weight one need that. It costs some matching error, and is
+            approximate: the weights of a handful of examples, which match little, add up to less.
         exact: one pick per scan of all candidates instead of several.
         seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
-        cluster: let the workers of a Ray cluster look at examples that are more than a shortlist, or a Ray Dataset:
-            "auto" for the cluster that this machine belongs to, or one of its own, otherwise an address. What is kept
-            is the same. It is not saved with the memory: set `memory.cluster` on one that was loaded.
+        cluster: use a Ray cluster for updates of more examples than a shortlist, and for Ray Datasets: "auto" is the
+            cluster that this machine belongs to, or a new local one; otherwise pass its address. What is kept is the
+            same. It is not saved with the memory: set `memory.cluster` on one that was loaded.
 
     Example:
         >>> from recollect import models
