@@ -93,10 +93,12 @@ class Batch:
         some = list(batches)
         if len(some) == 1:
             return some[0]
-        names = [named_tensors(batch.inputs) for batch in some]
-        values = iter([torch.cat([tensors[name] for tensors in names]) for name in names[0]])
-        inputs = map_inputs(lambda _: next(values), some[0].inputs)
-        return cls(inputs, *(torch.cat([getattr(b, name) for b in some]) for name in ("targets", "weights", "ids")))
+        return cls(
+            _joined([batch.inputs for batch in some]),
+            torch.cat([batch.targets for batch in some]),
+            torch.cat([batch.weights for batch in some]),
+            torch.cat([batch.ids for batch in some]),
+        )
 
     def minibatches(self, size: int, generator: torch.Generator | None = None) -> "Iterator[Batch]":
         """Pieces of at most `size` examples, shuffled if there is a generator."""
@@ -122,6 +124,15 @@ def named_tensors(inputs: Inputs) -> dict[str, Tensor]:
     if isinstance(inputs, dict):
         return inputs
     return {str(i): value for i, value in enumerate(inputs)}
+
+
+def _joined(inputs: list[Any]) -> Inputs:
+    first = inputs[0]
+    if isinstance(first, Tensor):
+        return torch.cat(inputs)
+    if isinstance(first, dict):
+        return {name: torch.cat([some[name] for some in inputs]) for name in first}
+    return tuple(torch.cat(values) for values in zip(*inputs, strict=True))
 
 
 def form_of(value: Tensor) -> str:
