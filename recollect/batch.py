@@ -17,7 +17,7 @@ Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 """What a model is called with: `model(tensor)`, `model(**dict)` or `model(*tuple)`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors do not compare as one
 class Batch:
     """Weighted examples. `ids` count examples since the stream began.
 

@@ -1,4 +1,5 @@
 import os
+import random
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +21,9 @@ torch.set_num_threads(1)
 def global_random_state_is_left_alone() -> Iterator[None]:
     """No code of ours may draw from, or reseed, the global generators."""
     before, before_numpy = torch.get_rng_state(), np.random.get_state(legacy=False)  # noqa: NPY002
+    before_python = random.getstate()
     yield
+    assert random.getstate() == before_python, "Python's global random state was changed"
     assert torch.equal(torch.get_rng_state(), before), "torch's global random state was changed"
     after = np.random.get_state(legacy=False)  # noqa: NPY002
     assert str(after) == str(before_numpy), "numpy's global random state was changed"

@@ -269,8 +269,12 @@ def test_a_log_gets_a_line_now_and_then_with_the_time_left(
     ]
 
 
-def test_bars_within_bars_are_shown_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_within_bars_are_shown_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(rich.console.Console, "is_terminal", True)
     with progress_bar("all", total=2) as outer, progress_bar("one", total=1) as inner:
         inner.advance()
         outer.advance()
+    shown = capsys.readouterr().err
+    assert "one" in shown and "1/1" in shown and "all" in shown and "1/2" in shown

@@ -674,3 +674,11 @@ def test_bad_input_gets_one_clear_sentence(
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         rc.pursue(*arguments, **options)  # type: ignore[arg-type]
     assert message in str(caught.value)
+
+
+def test_choices_and_batches_can_be_compared_by_identity() -> None:
+    coreset, other = (rc.pursue(random_rows(9, 4), 3) for _ in range(2))
+    batch = rc.Batch.arriving(torch.zeros(3, 1), torch.zeros(3))
+    assert coreset == coreset != other
+    assert batch == batch != rc.Batch.arriving(torch.zeros(3, 1), torch.zeros(3))
+    assert len({coreset, other}) == 2

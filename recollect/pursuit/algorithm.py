@@ -27,7 +27,7 @@ _USELESS = 1e-6  # a weight that is less than this part of the mean is as good a
 _CARRIED = 0.1  # of the target is left without the outliers: they carry it
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)  # tensors do not compare as one
 class Coreset:
     """Chosen rows, their weights, and how well they match.
 
