@@ -39,6 +39,10 @@ class Probe(NamedTuple):
     def n(self) -> int:
         return len(self.targets)
 
+    def is_finite(self) -> bool:
+        known = [g for example in self.truth for g in example.values() if g is not None]
+        return all(bool(torch.isfinite(g).all()) for g in known)
+
 
 class Unit(NamedTuple):
     """A weight whose gradient is a sum of outer products, with the bias that goes with it."""
@@ -132,6 +136,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     _check_repeatable(model, first.inputs, first.targets, losses)
     _check_alone(model, first.inputs, first.targets, losses)
     probes = [p._replace(truth=gradients_by_autograd(model, names, p.inputs, p.targets, losses)) for p in probes]
+    probes = [probes[0], *(p for p in probes[1:] if p.is_finite())]  # who embeds the others can say which are not
     used = [name for name in names if any(example[name] is not None for p in probes for example in p.truth)]
     if not used:
         raise ValueError(
@@ -227,7 +232,7 @@ class _Planner:
         self._model, self._names, self._losses, self._probes = model, names, losses, probes
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name in names}
         known = [g for p in probes for example in p.truth for g in example.values() if g is not None and g.numel()]
-        if not all(bool(torch.isfinite(g).all()) for g in known):
+        if not probes[0].is_finite():
             raise ValueError(
                 "gradients must be finite, got NaN or infinity for the first examples: "
                 "scale the inputs or check the loss"
@@ -274,8 +279,8 @@ class _Planner:
                     found = self._listen(probe, layouts={**others, **layouts})
                 else:
                     found = arranged(Heard(uses, {}, {}), layouts, probe.n)
-                found_alike = self._agree(component, _gradients(found, probe.n), probe)
-                if component.isdisjoint(found.strange) and found_alike:
+                right = self._agree(component, _gradients(found, probe.n), probe)
+                if right and component.isdisjoint(found.strange):
                     yield layouts
             except (RuntimeError, ValueError):  # the rule, or the model, cannot do with that layout
                 continue
