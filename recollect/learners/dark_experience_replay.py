@@ -1,6 +1,7 @@
 """Dark experience replay, DER++ (Buzzega et al. 2020): replay what the model used to say, too."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -88,6 +89,18 @@ class DarkExperienceReplay(Learner):
             outputs = predict(self._model, held.take(torch.tensor(strangers)).inputs).cpu()
             former = former | {ids[row]: output for row, output in zip(strangers, outputs, strict=True)}
         return former
+
+    def _learned(self) -> dict[str, Any]:
+        ids, outputs = torch.tensor(list(self._outputs), dtype=torch.long), list(self._outputs.values())
+        return {
+            "model": self._model.state_dict(),
+            "ids": ids,
+            "outputs": torch.stack(outputs) if outputs else torch.empty(0),
+        }
+
+    def _as_learned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        outputs = dict(zip(state["ids"].tolist(), state["outputs"].clone(), strict=True))
+        return {"_model": self._with_parameters(state["model"]), "_outputs": outputs}
 
     def _train_with(self, outputs_by_id: dict[int, Tensor], arrived: Batch, held: Batch) -> nn.Module:
         model, _, source = self._task(arrived)

@@ -1,6 +1,7 @@
 """Experience replay: train on new and remembered examples together, without starting again."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
@@ -71,6 +72,12 @@ class ExperienceReplay(Learner):
         if self.mix == "union":
             both = replace(both, weights=torch.ones_like(both.weights))
         return Task(copy.deepcopy(self._model), both, generator(self.seed, "training", self.memory.seen))
+
+    def _learned(self) -> dict[str, Any]:
+        return {"model": self._model.state_dict()}
+
+    def _as_learned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {"_model": self._with_parameters(state["model"])}
 
     def _train_in_pairs(self, inputs: Any, targets: Any) -> nn.Module:
         held = self.memory.batch

@@ -1,6 +1,7 @@
 """The lower bound: train on what arrives and remember nothing."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,3 +46,9 @@ class FineTune(Learner):
     def _task(self, inputs: Any, targets: Any) -> Task:
         source = generator(self.seed, "training", self._observed)
         return Task(copy.deepcopy(self._model), check_batch(inputs, targets), source)
+
+    def _learned(self) -> dict[str, Any]:
+        return {"model": self._model.state_dict(), "observed": self._observed}
+
+    def _as_learned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {"_model": self._with_parameters(state["model"]), "_observed": int(state["observed"])}

@@ -1,5 +1,6 @@
 """The upper bound: keep everything and train on all of it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,3 +50,12 @@ class Joint(Learner):
 
     def accept(self, trained: nn.Module) -> None:
         self._model, self._trained = trained, True
+
+    def _learned(self) -> dict[str, Any]:
+        seen = self._everything
+        return {"seen": None if seen is None else {"inputs": seen.inputs, "targets": seen.targets}}
+
+    def _as_learned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        seen = state["seen"]
+        everything = None if seen is None else Batch.arriving(seen["inputs"], seen["targets"])
+        return {"_everything": everything, "_trained": False}

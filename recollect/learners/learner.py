@@ -1,6 +1,8 @@
 """What all learners share."""
 
+import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +95,47 @@ class Learner(ABC):
     def predict(self, inputs: Any) -> Tensor:
         """The model's outputs (logits) for these inputs."""
         return predict(self.model, inputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that it has learned and remembers, as tensors and plain values, for a checkpoint."""
+        memory = {} if self.memory is None else {"memory": self.memory.state_dict()}
+        return {"learner": type(self).__name__, "seed": self.seed, **memory, **self._learned()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where a learner stopped that was made with the same arguments. On any error it is as before.
+
+        Args:
+            state: what `state_dict` returned.
+        """
+        mine = {"learner": type(self).__name__, "seed": self.seed}
+        for name, wanted in mine.items():
+            got = state.get(name) if isinstance(state, Mapping) else None
+            if got != wanted:
+                raise ValueError(
+                    f"state must be of a learner that was made with the same arguments, {name} {wanted!r}, got {got!r}"
+                )
+        try:
+            learned = self._as_learned(state)
+        except (KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(f"a learner's state must fit its model, got {type(error).__name__} ({reason})") from None
+        if self.memory is not None:
+            self.memory.load_state_dict(state.get("memory", {}))
+        self.__dict__.update(learned)  # from here on nothing can fail
+
+    def _learned(self) -> dict[str, Any]:
+        """What must be saved beside the memory: nothing where a model is made anew from what is remembered."""
+        return {}
+
+    def _as_learned(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Attributes by what `_learned` returned; nothing is changed yet."""
+        return {}
+
+    def _with_parameters(self, parameters: Mapping[str, Any]) -> nn.Module:
+        """A model like that of now, with other parameters."""
+        model = copy.deepcopy(self._model)
+        model.load_state_dict(dict(parameters))
+        return model
 
     def __repr__(self) -> str:
         remembered = "" if self.memory is None else f"{self.memory!r}, "

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import io
 import math
 from collections.abc import Callable
 from decimal import Decimal
@@ -283,6 +284,34 @@ def test_a_memory_may_be_on_another_device_than_what_arrives(make: Callable[...,
     with SecondDevice():
         there = observe(make(rc.Reservoir(12).to(DEVICE)))
         assert torch.allclose(there.predict(inputs), here.predict(inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize("batches", [0, 2])
+def test_a_learner_goes_on_bit_for_bit_from_a_checkpoint(make: Callable[..., rc.Learner], batches: int) -> None:
+    steady, file = make(rc.Reservoir(12)), io.BytesIO()
+    if batches:
+        observe(steady, batches)
+    torch.save(steady.state_dict(), file)
+    file.seek(0)
+    resumed = make(rc.Reservoir(12))
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for learner in (steady, resumed):
+        learner.observe(*examples(30, seed=5))
+    assert torch.equal(steady.predict(examples(20)[0]), resumed.predict(examples(20)[0]))
+
+
+def test_a_state_that_does_not_fit_changes_nothing(make: Callable[..., rc.Learner]) -> None:
+    learner, untouched = (observe(make(rc.Reservoir(12))) for _ in range(2))
+    good = observe(make(rc.Reservoir(12)), 2).state_dict()
+    wrong = [{}, None, 3, {**good, "seed": 1}, {**good, "learner": "GRumb"}]
+    wrong += [{**good, key: {}} for key in ("model", "memory", "seen") if key in good]
+    if "model" in good:
+        wrong.append({**good, "model": {name: value[:1] for name, value in good["model"].items()}})
+    for state in wrong:
+        with pytest.raises(ValueError, match=r"^(state must be|a learner's state must|a saved memory must)[^\n]*$"):
+            learner.load_state_dict(state)
+    assert torch.equal(learner.predict(examples(20)[0]), untouched.predict(examples(20)[0]))
+    assert learner.memory is None or learner.memory.seen == 90
 
 
 def test_options_that_are_changed_later_count(make: Callable[..., rc.Learner]) -> None:
