@@ -85,4 +85,5 @@ $(AVALANCHE)/installed: .venv/installed
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps backpack-for-pytorch einops unfoldNd
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps opacus opt_einsum
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps traker tqdm
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt apricot-select==0.6.1 coreax==1.0.0
 	touch $@
