@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recollect.arrays import kind_of
+
 
 def accuracy(outputs: Any, targets: Any) -> float:
     """The share of examples whose largest output is the target.
@@ -113,6 +115,6 @@ def _as_tensor(values: Any, what: str) -> Tensor:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{what} must be numbers in rows of equal length, got {type(values).__name__}") from None
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        raise ValueError(f"{what} must be a dense tensor with values, got a sparse one or one without values")
+    if kind_of(tensor) != "dense":
+        raise ValueError(f"{what} must be a dense tensor of numbers, got a {kind_of(tensor)} one")
     return tensor

@@ -49,7 +49,8 @@ def plain_options(options: dict[str, Any]) -> dict[str, Any]:
 def check_restored(batch: Batch | None, seen: Any, capacity: int) -> None:
     """Refuse a saved state that no memory can be in."""
     if not isinstance(seen, int) or seen < 0 or (batch is None) != (seen == 0):
-        raise ValueError(f"a saved memory must have seen a number of examples that fits what it holds, got {seen!r}")
+        got = seen if isinstance(seen, int) else type(seen).__name__
+        raise ValueError(f"a saved memory must have seen a number of examples that fits what it holds, got {got}")
     if batch is None:
         return
     ids, n = batch.ids, len(batch)
