@@ -78,7 +78,7 @@ def matching_error(
     else:
         chosen = coreset
     everything = _counting_classes(everything, class_weight)
-    check_init(init)
+    init_scale = check_init(init, init_scale)
     check_scale_outputs(scale_outputs, loss)
     plain = get_loss(loss)
     scale = TargetScale.of(everything.targets) if scales(scale_outputs, loss) else None

@@ -83,7 +83,7 @@ def one_pass(
                 prepared = embedding.prepare(block.inputs, block.targets)
             count += len(block)
             classes = torch.cat([classes, whole_classes(block.targets)]).unique()
-            some.append(block.take((keys_of(block.ids, seed) < bound).nonzero()[:, 0]))
+            some.append(block if math.isinf(bound) else block.take((keys_of(block.ids, seed) < bound).nonzero()[:, 0]))
             if count > limit:
                 # Until now all were candidates, and may have been all there are.
                 new = Batch.joined(some) if total is None else block

@@ -117,3 +117,15 @@ def test_the_error_is_measured_at_draws_of_the_same_kind() -> None:
     assert at[0] != at[1]
     with pytest.raises(ValueError, match="init must be one of"):
         rc.matching_error(make_model, (inputs, targets), coreset, init="orthogonal")
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, "large"])
+def test_the_scale_of_draws_is_checked_alike_for_choosing_and_measuring(scale: Any) -> None:
+    inputs, targets = NETWORKS["mlp"][1], LABELS
+    coreset = rc.select(make_model, inputs, targets, 4, inits=2)
+    for call in (
+        lambda: rc.select(make_model, inputs, targets, 4, init_scale=scale),
+        lambda: rc.matching_error(make_model, (inputs, targets), coreset, init_scale=scale),
+    ):
+        with pytest.raises(ValueError, match="init_scale must be a"):
+            call()

@@ -29,7 +29,7 @@ from recollect.batch import (
     map_inputs,
     named_tensors,
 )
-from recollect.checks import check_count, check_flag, check_number, check_seed
+from recollect.checks import check_count, check_flag, check_seed
 from recollect.dictionary import Dictionary, Factored, InMemory
 from recollect.embedding.draws import Draw
 from recollect.embedding.initialisations import (
@@ -125,7 +125,7 @@ class GradientEmbedding:
             raise ValueError("make_model must be a function that returns a new model, got a model: wrap its class")
         if not (projection is None or projection in get_args(ProjectionName)):
             raise ValueError(f"projection must be 'auto', 'kronecker', 'sparse' or None, got {projection!r}")
-        check_init(init)
+        self.init_scale = check_init(init, init_scale)
         self.make_model = make_model
         self.loss = loss
         self.inits = check_count("inits", inits)
@@ -133,9 +133,6 @@ class GradientEmbedding:
         self.layers = _check_layers(layers)
         self.projection = projection
         self.init = init
-        self.init_scale = check_number("init_scale", init_scale)
-        if not self.init_scale:
-            raise ValueError(f"init_scale must be a positive number, got {init_scale!r}")
         self.calibrate = check_flag("calibrate", calibrate)
         check_scale_outputs(scale_outputs, loss)
         self.scale_outputs = scale_outputs

@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from recollect.batch import Inputs, forward, named_tensors
+from recollect.checks import check_number
 from recollect.randomness import seeded
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
@@ -51,10 +52,14 @@ def check_not_lazy(model: nn.Module) -> None:
         )
 
 
-def check_init(init: Init) -> None:
+def check_init(init: Init, scale: object) -> float:
+    """The scale, if draws can be made so."""
     if not callable(init) and not (isinstance(init, str) and init in ("default", *_INITIALISERS)):
         names = ", ".join(map(repr, ["default", *_INITIALISERS]))
         raise ValueError(f"init must be one of {names} or a function of a model, got {init!r}")
+    if not (number := check_number("init_scale", scale)):
+        raise ValueError(f"init_scale must be a positive number, got {scale!r}")
+    return number
 
 
 def draw_model(make_model: MakeModel, seed: int, init: Init = "default", scale: float = 1.0) -> nn.Module:

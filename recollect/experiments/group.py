@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from recollect import datasets, metrics
-from recollect.datasets import Dataset, Examples
+from recollect.datasets import Dataset
 from recollect.embedding import MakeModel
 from recollect.experiments.experiment import LEARNERS, WITHOUT_MEMORY, Experiment, make_model_for, make_stream
 from recollect.experiments.recordings import Playback, Recording, Recordings, record
@@ -159,13 +159,10 @@ class _Run:
         """Measure how good the learner is, with the model that it wanted trained, if any."""
         if trained is not None:
             self.learner.accept(trained)
-        self._accuracies.append(self._percent(stream.test))
-        self._matrix.append([self._percent(test) for test in stream.tests])
-
-    def _percent(self, examples: Examples) -> float:
-        if not len(examples.targets):
-            return float("nan")
-        return round(100 * metrics.accuracy(self.learner.predict(examples.inputs), examples.targets), 4)
+        found = metrics.accuracies(self.learner.predict, [stream.test, *stream.tests])
+        whole, *by_task = (round(100 * accuracy, 4) for accuracy in found)
+        self._accuracies.append(whole)
+        self._matrix.append(by_task)
 
     def result(self) -> dict[str, Any]:
         """Everything about it, as plain data."""
