@@ -23,7 +23,7 @@ from recollect.losses import get_loss
 from recollect.pursuit import Rule, look, picks_per_scan, pool_size, pursue
 from recollect.rows import Form, Outer, Plain
 from recollect.selection import select
-from recollect.sources import Stream, examples_of
+from recollect.sources import Incoming, examples_of
 
 _ENOUGH = 0.3  # seconds of a measurement that say something
 _FIRST = 16  # rows of the first measurement
@@ -153,7 +153,7 @@ def _first_rows(
     if isinstance(inputs, Iterator):
         raise ValueError("inputs must not be an iterator, which would be used up: pass its first rows, and rows=...")
     source = examples_of(inputs, targets, target)
-    if isinstance(source, Stream):
+    if isinstance(source, Incoming):
         return next(source.batches()), source.length
     inputs, targets = check_examples(*source)
     few = min(len(targets), 2 * embedding.batch_size)

@@ -29,7 +29,7 @@ from recollect.losses import LossFunction
 from recollect.numerics import full_precision
 from recollect.onepass import Arrivals, one_pass
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
-from recollect.sources import Stream, examples_of
+from recollect.sources import Incoming, examples_of
 
 PAPER: dict[str, Any] = {
     "inits": 10,
@@ -136,12 +136,12 @@ def select(
     source: Any = inputs if is_ray_dataset(inputs) else examples_of(inputs, targets, target)
     if is_ray_dataset(source) and cluster is None:
         raise ValueError("a Ray Dataset needs the cluster that it is on, got none: pass cluster='auto'")
-    if cluster is not None and (classes != (None, 0) or isinstance(source, Stream)):
-        got = "a loader or an iterable" if isinstance(source, Stream) else "class_weight or min_per_class"
+    if cluster is not None and (classes != (None, 0) or isinstance(source, Incoming)):
+        got = "a loader or an iterable" if isinstance(source, Incoming) else "class_weight or min_per_class"
         raise ValueError(
             f"a cluster chooses from tensors or a Ray Dataset, and from all classes alike, got {got}: leave out cluster"
         )
-    if isinstance(source, Stream):
+    if isinstance(source, Incoming):
         if not source.in_order:
             raise ValueError(
                 "a loader to select from must not shuffle, as rows are counted in its order: pass its dataset"
@@ -179,7 +179,7 @@ def select(
     with nullcontext(0) if cluster is None else connected(cluster) as processors:
         if cluster is not None:
             found = _elsewhere(embedding, source, size, shortlist, target, processors, progress=progress)
-        elif isinstance(source, Stream):
+        elif isinstance(source, Incoming):
             found = _in_passing(embedding, source, size, shortlist, progress=progress)
         else:
             found = _at_hand(embedding, source, size, shortlist, classes, progress=progress)
@@ -196,7 +196,7 @@ def _length(source: Any) -> int | None:
     """How many examples there are; None if nobody knows yet."""
     if isinstance(source, tuple):
         return len(source[1])
-    return source.length if isinstance(source, Stream) else int(source.count())
+    return source.length if isinstance(source, Incoming) else int(source.count())
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ def _at_hand(
 
 
 def _in_passing(
-    embedding: GradientEmbedding, stream: Stream, size: int, shortlist: float | None, *, progress: bool
+    embedding: GradientEmbedding, stream: Incoming, size: int, shortlist: float | None, *, progress: bool
 ) -> _Gathered:
     """Of examples that come batch by batch."""
     options: dict[str, Any] = {"seed": embedding.seed, "length": stream.length, "progress": progress}

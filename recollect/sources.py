@@ -24,7 +24,7 @@ _ROWS = 256  # that are read at a time where nobody says how many
 
 
 @dataclass(frozen=True)
-class Stream:
+class Incoming:
     """Examples that come batch by batch and can be looked at once.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stream:
         return Batch.joined(self.batches(first_id))
 
 
-def examples_of(inputs: Any, targets: Any = None, target: str | None = None) -> tuple[Inputs, Tensor] | Stream:
+def examples_of(inputs: Any, targets: Any = None, target: str | None = None) -> tuple[Inputs, Tensor] | Incoming:
     """What was passed as data: inputs and targets, or a stream of them.
 
     Args:
@@ -97,7 +97,7 @@ def examples_of(inputs: Any, targets: Any = None, target: str | None = None) -> 
             f"targets must be passed beside inputs that have none, got {type(inputs).__name__} alone: pass targets, "
             "a dataset, a loader, or an iterable of batches (inputs, targets)"
         )
-    return Stream(_pairs(inputs, target), None)
+    return Incoming(_pairs(inputs, target), None)
 
 
 def recut(batches: Iterable[Batch], rows: int) -> Iterator[Batch]:
@@ -161,7 +161,7 @@ def _pairs(batches: Iterable[Any], target: str | None) -> Iterator[tuple[Any, An
         yield inputs, targets
 
 
-def _from_loader(loader: "DataLoader[Any]", target: str | None) -> Stream:
+def _from_loader(loader: "DataLoader[Any]", target: str | None) -> Incoming:
     sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
     usual = loader.batch_sampler is None or type(loader.batch_sampler) is BatchSampler
     in_order = isinstance(loader.dataset, IterableDataset) or (usual and type(sampler) is SequentialSampler)
@@ -169,7 +169,7 @@ def _from_loader(loader: "DataLoader[Any]", target: str | None) -> Stream:
     if usual and loader.batch_size is not None and not isinstance(loader.dataset, IterableDataset):
         length = len(loader.sampler)  # type: ignore[arg-type]
         length -= length % loader.batch_size if loader.drop_last else 0
-    return Stream(_pairs(loader, target), length, in_order)
+    return Incoming(_pairs(loader, target), length, in_order)
 
 
 def _loader_of(dataset: "Dataset[Any]") -> "DataLoader[Any]":
@@ -191,7 +191,7 @@ def collated(examples: list[Any]) -> Any:
         ) from None
 
 
-def _mapped(inputs: Any, targets: Any) -> Stream | None:
+def _mapped(inputs: Any, targets: Any) -> Incoming | None:
     """A stream of slices where an array is mapped from a file, so that it is never read whole; None elsewhere."""
     leaves = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs) if isinstance(inputs, tuple) else []
     if not any(isinstance(value, np.memmap) and value.ndim for value in leaves or [inputs]):
@@ -207,4 +207,4 @@ def _mapped(inputs: Any, targets: Any) -> Stream | None:
         return (tuple(map(cut, inputs)) if isinstance(inputs, tuple) else cut(inputs)), cut(targets)
 
     starts = range(0, lengths[0], _ROWS)
-    return Stream((part(lambda value, i=i: value[i : i + _ROWS]) for i in starts), lengths[0])  # type: ignore[misc]
+    return Incoming((part(lambda value, i=i: value[i : i + _ROWS]) for i in starts), lengths[0])  # type: ignore[misc]

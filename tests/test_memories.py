@@ -144,7 +144,7 @@ def test_a_weighted_reservoir_does_not_depend_on_how_the_stream_is_cut() -> None
         memory = rc.Reservoir(5)
         for x, w in zip(torch.arange(60.0)[:, None].split(size), weights.split(size), strict=True):
             memory.update(x, torch.zeros(len(x)), weights=w)
-        memory.update(DataLoader(rc.memories.Examples(memory.batch), 2, collate_fn=_pairs, generator=generator))
+        memory.update(DataLoader(rc.memories.WeightedDataset(memory.batch), 2, collate_fn=_pairs, generator=generator))
         kept.append(memory.batch)
     assert all(torch.equal(batch.ids, kept[0].ids) for batch in kept)
     assert all(torch.equal(batch.weights, kept[0].weights) for batch in kept)

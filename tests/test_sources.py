@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import recollect as rc
 from recollect.embedding import gradients
-from recollect.sources import Stream, examples_of
+from recollect.sources import Incoming, examples_of
 
 N = 1500
 X = torch.randn(N, 4, generator=torch.Generator().manual_seed(0))
@@ -185,7 +185,7 @@ def test_an_array_that_is_mapped_from_a_file_is_read_in_parts(
 ) -> None:
     np.save(tmp_path / "x.npy", X.numpy().astype(dtype))
     mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
-    assert isinstance(examples_of(mapped, Y), Stream)
+    assert isinstance(examples_of(mapped, Y), Incoming)
     plain = np.array(mapped)
     assert_same(choose(mapped, Y, 20), choose(plain, Y, 20))
     assert_same(choose(mapped, pd.Series(Y.numpy(), index=X[:, 0].numpy()), 20), choose(plain, Y, 20))

@@ -19,7 +19,7 @@ from recollect.memories.local_gradient_matching import LocalGradientMatching
 from recollect.memories.memory import Memory
 from recollect.memories.rehearsal import rehearsal_loader
 from recollect.memories.reservoir import Reservoir
-from recollect.memories.samples import Examples, Loader, Sample
+from recollect.memories.samples import Loader, Sample, WeightedDataset
 from recollect.memories.sliding_window import SlidingWindow
 from recollect.memories.storage import read_folder
 
@@ -117,7 +117,7 @@ __all__ = [
     "Choice",
     "ClassBalanced",
     "Clustering",
-    "Examples",
+    "WeightedDataset",
     "GradientMatching",
     "Herding",
     "Loader",

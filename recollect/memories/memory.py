@@ -15,11 +15,11 @@ from recollect.batch import Batch, Inputs, check_device, check_same_form, descri
 from recollect.checks import check_count, check_flag, check_seed
 from recollect.memories.choice import Choice, check_choice, kept_of
 from recollect.memories.description import as_text, check_restored, checked_options, form_of, name_of, rebuild
-from recollect.memories.samples import Examples, Loader, Sample, as_sample
+from recollect.memories.samples import Loader, Sample, WeightedDataset, as_sample
 from recollect.memories.storage import write_folder
 from recollect.numerics import full_precision
 from recollect.randomness import generator
-from recollect.sources import Stream, examples_of, recut
+from recollect.sources import Incoming, examples_of, recut
 
 _BLOCK_ROWS = 4096  # of a stream that are held at once
 TOTAL, OWN = "total weight", "own weights"  # what is remembered where examples do not count as one each
@@ -115,7 +115,7 @@ class Memory(ABC):
                 default. An example of weight zero counts as seen and is never kept.
         """
         source = self._source(inputs, targets, target, weights, model)
-        if isinstance(source, Stream) and self.cuts_freely:
+        if isinstance(source, Incoming) and self.cuts_freely:
             passing = copy.copy(self)  # nothing of this memory changes before the stream has ended
             for block in recut(source.batches(self.seen, like=self._batch), _BLOCK_ROWS):
                 passing._take(block, model)
@@ -125,12 +125,12 @@ class Memory(ABC):
 
     def _source(
         self, inputs: Any, targets: Any, target: str | None, weights: Any, model: nn.Module | None
-    ) -> tuple[Inputs, Tensor] | Stream:
+    ) -> tuple[Inputs, Tensor] | Incoming:
         """What was passed as data, if weights and model can go with it."""
         if not isinstance(model, nn.Module | None):
             raise ValueError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
         source = examples_of(inputs, targets, target)
-        if weights is not None and isinstance(source, Stream):
+        if weights is not None and isinstance(source, Incoming):
             raise ValueError("weights must come with examples that are there whole, got a stream: pass tensors")
         if weights is not None and not self.counts_weights:
             raise ValueError(
@@ -139,9 +139,9 @@ class Memory(ABC):
             )
         return source
 
-    def _arriving(self, source: tuple[Inputs, Tensor] | Stream, weights: Any = None) -> Batch:
+    def _arriving(self, source: tuple[Inputs, Tensor] | Incoming, weights: Any = None) -> Batch:
         """What arrives, whole."""
-        if isinstance(source, Stream):
+        if isinstance(source, Incoming):
             return source.whole(self.seen)
         return Batch.placed(*source, weights=weights, first_id=self.seen)
 
@@ -266,9 +266,9 @@ class Memory(ABC):
         return Loader(self, check_count("batch_size", batch_size), check_flag("shuffle", shuffle))
 
     @property
-    def dataset(self) -> Examples:
+    def dataset(self) -> WeightedDataset:
         """What is held, now and after each update, as a torch dataset of (inputs, target, weight)."""
-        return Examples(self)
+        return WeightedDataset(self)
 
     def to(self, device: str | torch.device) -> Self:
         """Move the memory to another device, in place; what arrives later follows it."""

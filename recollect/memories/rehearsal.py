@@ -9,9 +9,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 from recollect.batch import Batch, check_same_form, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
 from recollect.memories.memory import Memory
-from recollect.memories.samples import Examples, Sample
+from recollect.memories.samples import Sample, WeightedDataset
 from recollect.randomness import generator
-from recollect.sources import Stream, collated, examples_of, unpacked
+from recollect.sources import Incoming, collated, examples_of, unpacked
 
 
 def rehearsal_loader(
@@ -53,7 +53,7 @@ def rehearsal_loader(
     held = memory.batch if len(memory) else None
     parts: list[Dataset[Sample]] = [_new(dataset, held, target)]
     if held is not None:
-        parts.append(Examples(held))
+        parts.append(WeightedDataset(held))
     options = {"generator": generator(check_seed(seed), "rehearsal", memory.seen), **options}
     return DataLoader(ConcatDataset(parts), batch_size, shuffle=shuffle, **options)
 
@@ -62,7 +62,7 @@ def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample
     if isinstance(dataset, Dataset) and hasattr(dataset, "__len__") and not isinstance(dataset, TensorDataset):
         return Arriving(dataset, held, target)
     source = examples_of(dataset, target=target)
-    if isinstance(source, Stream):
+    if isinstance(source, Incoming):
         raise ValueError(
             "new examples must be a map-style dataset or a pair (inputs, targets), to be mixed with remembered ones, "
             f"got {type(dataset).__name__}"
@@ -70,7 +70,7 @@ def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample
     arrived = Batch.arriving(*source)
     if held is not None:
         check_same_form(held, arrived)
-    return Examples(arrived)
+    return WeightedDataset(arrived)
 
 
 class Arriving(Dataset[Sample]):

@@ -43,7 +43,7 @@ class Loader:
         return map(as_sample, self._memory.batch.minibatches(self._batch_size, source))
 
 
-class Examples(Dataset[Sample]):
+class WeightedDataset(Dataset[Sample]):
     """What a memory holds, one example at a time; a copy in another process keeps what was held when it was made."""
 
     def __init__(self, source: Source | Batch) -> None:

@@ -20,7 +20,7 @@ from recollect.memories.gradient_matching.pool import Pool
 from recollect.memories.gradient_matching.record import Record, draws_of, forgotten_of, tally_of
 from recollect.memories.memory import OWN, TOTAL, Memory
 from recollect.onepass import Arrivals, one_pass
-from recollect.sources import Stream
+from recollect.sources import Incoming
 
 
 class Matching(Memory):
@@ -215,7 +215,7 @@ class Matching(Memory):
             before._state[TOTAL] = self._total_without(len(waiting))
         return before, waiting
 
-    def _pass_over(self, stream: Stream) -> Arrivals:
+    def _pass_over(self, stream: Incoming) -> Arrivals:
         """Look at each example once, on the way in."""
         embedding, prepared = self._known()
         return one_pass(

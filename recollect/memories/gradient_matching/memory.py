@@ -22,7 +22,7 @@ from recollect.memories.gradient_matching.record import FORGOTTEN, Record, tally
 from recollect.memories.memory import OWN, TOTAL, Memory
 from recollect.numerics import full_precision
 from recollect.pursuit import Center, Coreset, Nonnegative, Rule, check_options
-from recollect.sources import Stream
+from recollect.sources import Incoming
 
 
 class GradientMatching(Matching):
@@ -246,7 +246,7 @@ class GradientMatching(Matching):
             self._update_elsewhere(lambda: in_memory(arrived))
             return
         in_passing = candidates is None and self._shortlist is not None and self._choosing.all_alike
-        if isinstance(source, Stream) and in_passing:
+        if isinstance(source, Incoming) and in_passing:
             self._take_arrivals(self._pass_over(source))
             return
         arriving = self._arriving(source, weights)
