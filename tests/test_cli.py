@@ -110,7 +110,7 @@ def test_every_failure_is_one_line_that_cannot_act_on_the_terminal(
         raise error
 
     [path] = small_store(tmp_path, 1)
-    monkeypatch.setattr(Store, "update", failing)
+    monkeypatch.setattr(Store, "_update_one", failing)
     assert stopped("update", tmp_path / "s", path) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and told.rstrip("\n").isprintable() and message in told

@@ -1309,6 +1309,8 @@ def test_a_column_to_ignore_that_is_nowhere_is_refused(tmp_path: Path, capsys: p
         assert run("update", store.folder, plain, "--ignore", name) == 2
         assert f"must be in the store or in a file, got {name!r}: {hint}" in one_line(capsys)
     assert files_of(store.folder) == before
+    with pytest.raises(ValueError, match="must be in the store or in a file"):
+        store.update(plain, ignore=["extra"])
     assert run("update", store.folder, plain, more, "--ignore", "extra") == 0  # some files have it
 
 

@@ -194,28 +194,20 @@ def update(
     before = memory.number()
     answers: list[dict[str, Any]] = []
     with _sources(files, memory.settings, reading, options) as (sources, workers):
-        memory.check_ignored(ignore or (), sources)
+        done = memory.updates(
+            sources, reading, ignore or (), network, force, wait, _to_errors(options), _shown(options), workers
+        )
         try:
             for source in sources:
                 first = not memory.number()
-                [done] = memory.update(
-                    [source],
-                    reading=reading,
-                    ignore=ignore or (),
-                    make_network=network,
-                    force=force,
-                    wait=wait,
-                    say=_to_errors(options),
-                    progress=_shown(options),
-                    workers=workers,
-                )
-                answers.append(told(source, done))
-                _answer(None, list(sentences(source, done, memory.settings, first)), options)
+                taken = next(done)
+                answers.append(told(source, taken))
+                _answer(None, list(sentences(source, taken, memory.settings, first)), options)
         except KeyboardInterrupt:
             # What is in the store counts, not what there was time to say.
-            taken = memory.number() - before
-            stopped = f"{taken} of {counted(len(sources), 'file')} {'was' if taken == 1 else 'were'} taken"
-            raise Interrupted(stopped if taken else "nothing was changed") from None
+            count = memory.number() - before
+            stopped = f"{count} of {counted(len(sources), 'file')} {'was' if count == 1 else 'were'} taken"
+            raise Interrupted(stopped if count else "nothing was changed") from None
         finally:
             if options["as_json"]:  # what was taken is in the store, whatever became of the rest
                 typer.echo(json.dumps(answers))

@@ -274,21 +274,36 @@ class Store:
             progress: show progress bars in a terminal, and a line every half minute elsewhere.
             workers: of a cluster, who read the files; this process does by default.
         """
+        reading = (reading or Reading()).over(self.settings.reading)
+        with ExitStack() as stack:
+            sources = [source for file in _each(files) for source in _opened(file, reading, stack, workers)]
+            return [*self.updates(sources, reading, ignore, make_network, force, wait, say, progress, workers)]
+
+    def updates(
+        self,
+        sources: Sequence[Source],
+        reading: Reading,
+        ignore: Sequence[str],
+        make_network: MakeNetwork | None,
+        force: bool,
+        wait: bool,
+        say: Callable[[str], None],
+        progress: bool,
+        workers: Workers | None,
+    ) -> Iterator[Update]:
+        """As `update`, of files that are open, and telling of each as soon as it is there."""
         if (self.settings.model is None) != (make_network is None):
             raise ValueError(
                 "the store was made for the library's network, got --model: make a new store for another"
                 if self.settings.model is None
                 else f"the store was made with --model {self.settings.model}, got none: pass it again"
             )
-        reading = (reading or Reading()).over(self.settings.reading)
-        with self._locked(wait, say), ExitStack() as stack:
-            return [
-                self._update_one(source, reading, tuple(ignore), make_network, force, progress, say, workers)
-                for file in _each(files)
-                for source in _opened(file, reading, stack, workers)
-            ]
+        with self._locked(wait, say):
+            self._check_known(ignore, sources)
+            for source in sources:
+                yield self._update_one(source, reading, tuple(ignore), make_network, force, progress, say, workers)
 
-    def check_ignored(self, ignore: Iterable[str], sources: Iterable[Source]) -> None:
+    def _check_known(self, ignore: Iterable[str], sources: Iterable[Source]) -> None:
         """Refuse columns to ignore that are neither in the store nor in any of the files."""
         state = self.state()
         known = {self.settings.target, *(column.name for column in state.encoding.columns)} if state else set()
