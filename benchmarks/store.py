@@ -35,7 +35,7 @@ from table import print_table
 import recollect as rc
 from recollect.batch import Batch
 from recollect.embedding import draw_model
-from recollect.learners.training import Training, train
+from recollect.learners.training import Task, Training, train
 from recollect.tables import Settings, Store
 
 SIZE, SEEDS = 1000, 3
@@ -63,7 +63,7 @@ def accuracies(table: pa.Table, dataset: rc.datasets.Dataset, seed: int) -> dict
     test_x, test_y = dataset.test.inputs.numpy(), dataset.test.targets.numpy()
     model = draw_model(partial(rc.models.mlp, len(names), dataset.n_classes), seed)
     batch = Batch(torch.tensor(x), torch.tensor(y), torch.tensor(weights, dtype=torch.float32), torch.arange(len(y)))
-    train(model, batch, Training(), torch.Generator().manual_seed(seed))
+    train(Task(model, batch, torch.Generator().manual_seed(seed)), Training())
     with torch.inference_mode():
         predicted = model(dataset.test.inputs).argmax(1).numpy()
     found = {"MLP": 100 * float((predicted == test_y).mean())}

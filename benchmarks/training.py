@@ -48,7 +48,7 @@ def measure(title: str, n_models: int, rows_each: int, epochs: int) -> None:
         else:
             training = Training(epochs, optimizer=DEFAULT_ADAM if "default" in kind else None)
             for task in tasks:
-                train(task.model, task.batch, training, task.generator)
+                train(task, training)
         return time.perf_counter() - start, final_losses([task.model for task in tasks], batches)
 
     kinds = ["alone, torch's default Adam", "alone", "stacked"]

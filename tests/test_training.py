@@ -12,7 +12,7 @@ from recollect.batch import Batch
 from recollect.embedding import draw_model
 from recollect.experiments.stacking import train_stack, train_together
 from recollect.learners import Task, Training, predict, train
-from recollect.learners.training import paired
+from recollect.learners.training import drawn_by_weight, paired
 
 
 def batches(sizes: list[int]) -> list[Batch]:
@@ -30,8 +30,8 @@ def generators(n: int) -> list[torch.Generator]:
 
 
 def tasks(make_model: Callable[[], nn.Module], data: list[Batch]) -> list[Task]:
-    drawn = [draw_model(make_model, seed) for seed in range(len(data))]
-    return [*map(Task, drawn, data, generators(len(data)))]
+    models = [draw_model(make_model, seed) for seed in range(len(data))]
+    return [*map(Task, models, data, generators(len(data)), [i % 2 == 1 for i in range(len(data))])]
 
 
 def assert_equal_parameters(one: nn.Module, other: nn.Module, atol: float = 0.0) -> None:
@@ -48,7 +48,7 @@ def test_training_together_gives_the_numbers_of_one_by_one(network: Callable[[],
     training = Training(epochs=4, batch_size=10, lr=0.003)
     alone, together = tasks(network, data), tasks(network, data)
     for task in alone:
-        train(task.model, task.batch, training, task.generator)
+        train(task, training)
     for task in together:
         task.model.train()
     seconds = train_together(together, training)
@@ -90,7 +90,7 @@ def test_what_several_want_alike_is_trained_once(monkeypatch: pytest.MonkeyPatch
     assert trained == [3]
     assert seconds[0] == seconds[1] > 0
     for one, other in zip(alone, alike, strict=True):
-        train(one.model, one.batch, training, one.generator)
+        train(one, training)
         assert_equal_parameters(one.model, other.model, atol=1e-4)
         assert not other.model.training
         assert torch.equal(one.generator.get_state(), other.generator.get_state())
@@ -103,7 +103,7 @@ def test_more_networks_than_fit_one_stack_are_trained_in_several(monkeypatch: py
     alone, together = tasks(network, data), tasks(network, data)
     train_together(together, training)
     for one, other in zip(alone, together, strict=True):
-        train(one.model, one.batch, training, one.generator)
+        train(one, training)
         assert_equal_parameters(one.model, other.model, atol=1e-4)
 
 
@@ -125,7 +125,7 @@ def test_a_minibatch_without_weight_is_passed_over() -> None:
         batch.weights[start:] = 0  # of 40, four have weight; of 15, none; of 6, all
     alone, together = tasks(network, data), tasks(network, data)
     for task in alone:
-        train(task.model, task.batch, training, task.generator)
+        train(task, training)
     train_stack(together, training)
     for one, other in zip(alone, together, strict=True):
         assert_equal_parameters(one.model, other.model, atol=1e-4)
@@ -138,7 +138,9 @@ def test_a_minibatch_without_weight_is_passed_over() -> None:
 
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0))
     with_weight = sum(bool((part < 4).any()) for part in order.split(5))
-    train(alone[0].model, data[0], Training(1, batch_size=5, optimizer=Counting), torch.Generator().manual_seed(0))
+    train(
+        Task(alone[0].model, data[0], torch.Generator().manual_seed(0)), Training(1, batch_size=5, optimizer=Counting)
+    )
     assert len(steps) == with_weight < 8
 
 
@@ -180,7 +182,7 @@ def test_minibatches_of_other_networks_stay_as_they_were(batchnorm: bool, expect
 
     with torch.random.fork_rng():
         model = nn.Sequential(Noting(), nn.Linear(64, 3), nn.BatchNorm1d(3) if batchnorm else nn.ReLU())
-    train(model, batches([21])[0], Training(1, batch_size=10), generators(1)[0])
+    train(Task(model, batches([21])[0], generators(1)[0]), Training(1, batch_size=10))
     assert sizes == expected
     assert not batchnorm or model[2].num_batches_tracked == 2  # trained in training mode
 
@@ -188,14 +190,14 @@ def test_minibatches_of_other_networks_stay_as_they_were(batchnorm: bool, expect
 def test_an_optimizer_of_ones_own_takes_the_place_of_adam() -> None:
     (data,), network = batches([30]), partial(rc.models.mlp, 64, 3)
     by_hand, model = draw_model(network, 0), draw_model(network, 0)
-    train(model, data, Training(1, optimizer=partial(torch.optim.SGD, lr=0.5)), generators(1)[0])
+    train(Task(model, data, generators(1)[0]), Training(1, optimizer=partial(torch.optim.SGD, lr=0.5)))
     losses = nn.functional.cross_entropy(by_hand(data.inputs), data.targets, reduction="none")
     ((losses * data.weights).sum() / data.weights.sum()).backward()
     torch.optim.SGD(by_hand.parameters(), lr=0.5).step()
     assert_equal_parameters(model, by_hand, atol=1e-6)
     for optimizer, message in ((7, "must be a function of parameters, got 7"), (list, "must return a torch.optim")):
         with pytest.raises(ValueError, match=message):
-            train(model, data, Training(1, optimizer=optimizer), generators(1)[0])
+            train(Task(model, data, generators(1)[0]), Training(1, optimizer=optimizer))
     with pytest.raises(ValueError, match=r"a function of parameters, got SGD: pass what makes one of them$"):
         Training(1, optimizer=torch.optim.SGD(model.parameters(), lr=0.5))  # type: ignore[arg-type]
 
@@ -220,7 +222,7 @@ def test_predicting_takes_pieces_and_leaves_the_mode_of_a_model_as_it_was() -> N
 def test_a_step_is_adams_with_the_rate_and_the_decay_that_were_asked_for() -> None:
     (data,), network = batches([30]), partial(rc.models.mlp, 64, 3)
     by_hand, model = draw_model(network, 0), draw_model(network, 0)
-    train(model, data, Training(1, lr=0.01, weight_decay=0.3), generators(1)[0])
+    train(Task(model, data, generators(1)[0]), Training(1, lr=0.01, weight_decay=0.3))
     losses = nn.functional.cross_entropy(by_hand(data.inputs), data.targets, reduction="none")
     ((losses * data.weights).sum() / data.weights.sum()).backward()
     torch.optim.Adam(by_hand.parameters(), lr=0.01, weight_decay=0.3).step()
@@ -236,10 +238,10 @@ def test_only_what_is_trainable_is_trained() -> None:
         return torch.optim.SGD(parameters, lr=0.1)
 
     model[1].requires_grad_(False)
-    train(model, data, Training(1, optimizer=optimizer), generators(1)[0])
+    train(Task(model, data, generators(1)[0]), Training(1, optimizer=optimizer))
     assert len(given) == len(list(model.parameters())) - 2
     with pytest.raises(ValueError, match="the model must have at least one trainable parameter, got none"):
-        train(model.requires_grad_(False), data, Training(1), generators(1)[0])
+        train(Task(model.requires_grad_(False), data, generators(1)[0]), Training(1))
 
 
 def test_weights_count() -> None:
@@ -249,7 +251,42 @@ def test_weights_count() -> None:
     half = Batch(data.inputs, data.targets, weights, data.ids)
     training = Training(epochs=5, batch_size=100)
     models = [draw_model(lambda: rc.models.mlp(64, 3), 0) for _ in range(2)]
-    train(models[0], half, training, torch.Generator().manual_seed(0))
-    train(models[1], half.take(torch.arange(10)), training, torch.Generator().manual_seed(0))
+    train(Task(models[0], half, torch.Generator().manual_seed(0)), training)
+    train(Task(models[1], half.take(torch.arange(10)), torch.Generator().manual_seed(0)), training)
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.allclose(p, q, atol=1e-5)
+
+
+def test_each_row_is_drawn_as_often_as_its_weight_says_rounded_up_or_down() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.cat(
+        [torch.rand(50, generator=generator) * 9, torch.zeros(5), torch.tensor([300.0]), torch.zeros(2)]
+    )
+    n, counts = 40, []
+    for _ in range(2000):
+        rows = drawn_by_weight(weights, n, generator)
+        assert len(rows) == n and bool((rows.diff() >= 0).all())
+        counts.append(rows.bincount(minlength=len(weights)))
+    expected = n * weights.double() / weights.double().sum()
+    assert all(bool(((count - expected).abs() < 1 + 1e-9).all()) for count in counts)
+    found = torch.stack(counts).double().mean(0)
+    assert torch.allclose(found, expected, atol=0.05)  # a share of 0.5 deviates by 0.011
+    assert not found[weights == 0].any()
+
+
+def test_drawing_by_weight_estimates_the_weighted_loss() -> None:
+    """The mean over what was drawn is, on average, sum(w * l) / sum(w)."""
+    generator = torch.Generator().manual_seed(1)
+    weights, losses = torch.rand(30, generator=generator) ** 4, torch.rand(30, generator=generator)
+    means = [losses[drawn_by_weight(weights, 30, generator)].mean() for _ in range(2000)]
+    assert torch.stack(means).mean() == pytest.approx(float(weights @ losses / weights.sum()), abs=2e-3)
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_examples_that_are_all_without_weight_train_nothing(drawn: bool) -> None:
+    [batch] = batches([12])
+    model = draw_model(partial(rc.models.mlp, 64, 3), 0)
+    before = copy.deepcopy(model)
+    weightless = Batch(batch.inputs, batch.targets, torch.zeros(12), batch.ids)
+    train(Task(model, weightless, generators(1)[0], drawn), Training(2))
+    assert_equal_parameters(model, before)

@@ -58,7 +58,7 @@ def train_together(tasks: Sequence[Task], training: Training) -> list[float]:
         if len(part) > 1:
             train_stack([tasks[i] for i in part], training)
         else:
-            train(tasks[part[0]].model, tasks[part[0]].batch, training, tasks[part[0]].generator)
+            train(tasks[part[0]], training)
         elapsed, total = time.perf_counter() - start, sum(len(tasks[i].batch) for i in part)
         for i in part:
             seconds[i] = elapsed * len(tasks[i].batch) / total
@@ -72,7 +72,7 @@ def train_together(tasks: Sequence[Task], training: Training) -> list[float]:
 
 def _same(one: Task, other: Task) -> bool:
     """Whether training both gives the same."""
-    if len(one.batch) != len(other.batch) or repr(one.model) != repr(other.model):
+    if (len(one.batch), one.drawn, repr(one.model)) != (len(other.batch), other.drawn, repr(other.model)):
         return False
     a, b = ([task.generator.get_state(), *_tensors(task)] for task in (one, other))
     return len(a) == len(b) and all(map(torch.equal, a, b))
@@ -105,7 +105,7 @@ def train_stack(tasks: Sequence[Task], training: Training) -> None:
     tensors = [next(iter(named_tensors(batch.inputs).values())).flatten(1) for batch in batches]
     inputs = torch.cat([*tensors, tensors[0][:1]]).float()
     targets = torch.cat([*(batch.targets for batch in batches), batches[0].targets[:1]]).long()
-    weights = torch.cat([*(batch.weights for batch in batches), torch.zeros(1)])
+    weights = torch.cat([*(task.weights() for task in tasks), torch.zeros(1)])
     check_labels(models[0](inputs[:1]), targets, training.loss)
     stack = _Stack(models, training)
     starts, size = [0, *accumulate(map(len, batches))], min(training.batch_size, max(map(len, batches)))
@@ -126,7 +126,7 @@ def _schedule(task: Task, start: int, epochs: int, size: int, weights: Tensor) -
     n = len(task.batch)
     for _ in range(epochs):
         rows = torch.full((-(-n // size), size), len(weights) - 1)
-        rows.flatten()[:n] = torch.randperm(n, generator=task.generator) + start
+        rows.flatten()[:n] = task.order() + start
         yield from rows[weights[rows].any(1)]
 
 

@@ -103,7 +103,8 @@ class DarkExperienceReplay(Learner):
         return {"_model": self._with_parameters(state["model"]), "_outputs": outputs}
 
     def _train_with(self, outputs_by_id: dict[int, Tensor], arrived: Batch, held: Batch) -> nn.Module:
-        model, _, source = self._task(arrived)
+        task = self._task(arrived)
+        model, source = task.model, task.generator
         training, device = self.training, held.ids.device
         former = torch.stack([outputs_by_id[i] for i in held.ids.tolist()]).to(device)
         # The former outputs travel with the examples in the place of their ids.

@@ -15,17 +15,19 @@ from recollect.learners.training import Task, fit, paired, steps_of, weighted_me
 from recollect.memories import Memory
 from recollect.randomness import generator
 
-Mix: TypeAlias = Literal["weighted", "union", "halves", "counts"]
+Mix: TypeAlias = Literal["weighted", "drawn", "union", "halves", "counts"]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ExperienceReplay(Learner):
     """Trains on each arriving batch together with the memory; the model is kept, the memory updated afterwards.
 
-    Adam starts anew with each batch. The paper is silent on how new and remembered examples share a minibatch. Four
-    readings, of which the first estimates the loss over everything seen:
+    Adam starts anew with each batch. The paper is silent on how new and remembered examples share a minibatch. Five
+    readings, of which the first two and the last estimate the loss over everything seen:
 
     - "weighted": minibatches from the shuffled union; a new example weighs one, a remembered one its memory weight.
+    - "drawn": as many from the union, each as often as it would weigh there; all weigh one. An epoch takes the same
+      time, and its steps are even where few examples stand for many.
     - "union": the same, but all weigh one.
     - "halves": each step takes `batch_size` new and `batch_size` remembered examples; the mean of both means.
     - "counts": as "halves", with each mean weighted by how many examples it stands for.
@@ -71,7 +73,8 @@ class ExperienceReplay(Learner):
         both = arrived if held is None else arrived.to(self.memory.device).followed_by(held)
         if self.mix == "union":
             both = replace(both, weights=torch.ones_like(both.weights))
-        return Task(copy.deepcopy(self._model), both, generator(self.seed, "training", self.memory.seen))
+        source = generator(self.seed, "training", self.memory.seen)
+        return Task(copy.deepcopy(self._model), both, source, drawn=self.mix == "drawn" and held is not None)
 
     def _learned(self) -> dict[str, Any]:
         return {"model": self._model.state_dict()}

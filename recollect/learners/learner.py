@@ -155,7 +155,7 @@ class Learner(ABC):
             self.training.losses(outputs, one.targets)
 
     def _train(self, task: Task) -> nn.Module:
-        return train(task.model, task.batch, self.training, task.generator)
+        return train(task, self.training)
 
 
 def check_batch(inputs: Any, targets: Any, known: Batch | None = None) -> Batch:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -85,23 +85,55 @@ class Training:
 
 
 class Task(NamedTuple):
-    """A model that is to be trained, in place, on a weighted batch, in an order that the generator draws."""
+    """A model that is to be trained, in place, on a weighted batch, in an order that the generator draws.
+
+    In an epoch each example comes once and counts by its weight or, if `drawn`, comes as often as its weight says
+    (`drawn_by_weight`), and all count alike.
+    """
 
     model: nn.Module
     batch: Batch
     generator: torch.Generator
+    drawn: bool = False
+
+    def order(self) -> Tensor:
+        """The rows of one epoch, as many as there are examples."""
+        n = len(self.batch)
+        order = torch.randperm(n, generator=self.generator)
+        return drawn_by_weight(self.batch.weights, n, self.generator)[order] if self.drawn else order
+
+    def weights(self) -> Tensor:
+        """How much each example counts where it comes."""
+        weights = self.batch.weights
+        return weights.sign() if self.drawn else weights  # what has no weight does not come, unless nothing has any
 
 
-def train(model: nn.Module, batch: Batch, training: Training, generator: torch.Generator) -> nn.Module:
-    """Train the model on a weighted batch, in place; returns it. A minibatch without any weight is passed over."""
+def train(task: Task, training: Training) -> nn.Module:
+    """Train the model of a task, in place; returns it. A minibatch without any weight is passed over."""
+    model, batch = task.model, replace(task.batch, weights=task.weights())
 
     def epoch() -> Iterator[Batch]:
-        return (part for part in shuffled(model, batch, training, generator) if part.weights.any())
+        return (part for part in minibatches(model, batch, training, task.order()) if part.weights.any())
 
     def loss(part: Batch) -> Tensor:
         return weighted_mean(training.losses(forward(model, part.inputs), part.targets), part.weights)
 
-    return fit(model, training, epoch, loss, generator, steps=steps_of(model, len(batch), training))
+    return fit(model, training, epoch, loss, task.generator, steps=steps_of(model, len(batch), training))
+
+
+def drawn_by_weight(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """So many rows, each as often as its weight says: its share of n, rounded up or down at random; ascending.
+
+    One point is drawn, and others follow at equal distances along the summed weights (systematic sampling).
+
+    Example:
+        >>> drawn_by_weight(torch.tensor([1.0, 2.0, 0.0, 5.0]), 8, torch.Generator().manual_seed(0))
+        tensor([0, 1, 1, 3, 3, 3, 3, 3])
+    """
+    ends = weights.double().cpu().cumsum(0)
+    points = torch.arange(n, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
+    last = int(weights.nonzero().max()) if weights.any() else len(weights) - 1  # where rounding goes beyond the end
+    return torch.searchsorted(ends, points * (ends[-1] / n), right=True).clamp(max=last)
 
 
 def fit(
@@ -161,10 +193,9 @@ def _fitted(
     return model.eval()
 
 
-def shuffled(model: nn.Module, batch: Batch, training: Training, generator: torch.Generator) -> Iterator[Batch]:
-    """Minibatches in a random order; with BatchNorm, which has no statistics of one, a last one joins those before."""
-    size = min(training.batch_size, len(batch))
-    parts = [*torch.randperm(len(batch), generator=generator).split(size)]
+def minibatches(model: nn.Module, batch: Batch, training: Training, order: Tensor) -> Iterator[Batch]:
+    """Minibatches in this order; with BatchNorm, which has no statistics of one, a last one joins those before."""
+    parts = [*order.split(min(training.batch_size, len(batch)))]
     if steps_of(model, len(batch), training) < len(parts):
         parts[-2:] = [torch.cat(parts[-2:])]
     return (batch.take(rows) for rows in parts)
@@ -188,7 +219,7 @@ def paired(
     model: nn.Module, arrived: Batch, held: Batch, training: Training, generator: torch.Generator
 ) -> Iterator[tuple[Batch, Batch]]:
     """Minibatches of what arrived, each with as many remembered examples drawn at random."""
-    for part in shuffled(model, arrived, training, generator):
+    for part in minibatches(model, arrived, training, torch.randperm(len(arrived), generator=generator)):
         yield part, held.take(torch.randperm(len(held), generator=generator)[: len(part)])
 
 

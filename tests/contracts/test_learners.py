@@ -36,6 +36,7 @@ def without_memory(kind: Callable[..., rc.Learner], memory: rc.Memory, **options
 LEARNERS: dict[str, Callable[..., rc.Learner]] = {
     "GDumb": partial(with_memory, rc.GDumb),
     "ExperienceReplay": partial(with_memory, rc.ExperienceReplay),
+    "ExperienceReplay, drawn": partial(with_memory, partial(rc.ExperienceReplay, mix="drawn")),
     "ExperienceReplay, union": partial(with_memory, partial(rc.ExperienceReplay, mix="union")),
     "ExperienceReplay, halves": partial(with_memory, partial(rc.ExperienceReplay, mix="halves")),
     "ExperienceReplay, counts": partial(with_memory, partial(rc.ExperienceReplay, mix="counts")),
@@ -133,14 +134,14 @@ def test_what_would_be_trained_next_can_be_trained_elsewhere(
         for _ in range(2):
             task = learner.pending(x, y)
         if task is not None:
-            learners.train(task.model, task.batch, learner.training, task.generator)
+            learners.train(task, learner.training)
             wanted += 1
             orders.add(task.generator.initial_seed())
         learner.observe(x, y, trained=None if task is None else task.model)
         alone.observe(x, y)
     final = learner.pending()
     if final is not None:
-        learner.accept(learners.train(final.model, final.batch, learner.training, final.generator))
+        learner.accept(learners.train(final, learner.training))
         wanted += 1
     assert learner.pending() is None
     assert torch.equal(learner.predict(x), alone.predict(x))
@@ -465,6 +466,22 @@ def test_pairs_are_weighed_by_halves_or_by_counts(mix: str) -> None:
     old = nn.functional.cross_entropy(by_hand(held.inputs), held.targets, reduction="none")
     share = 0.5 if mix == "halves" else 0.25
     (share * new + (1 - share) * (held.weights * old).sum() / held.weights.sum()).backward()
+    sgd([*by_hand.parameters()]).step()
+    for ours, theirs in zip(learner.model.parameters(), by_hand.parameters(), strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_examples_may_be_drawn_as_often_as_they_weigh() -> None:
+    """One step on twenty of ten new and ten remembered examples, by hand: each comes as often as its weight says."""
+    learner = rc.ExperienceReplay(make_model, rc.Reservoir(10), mix="drawn", epochs=1, batch_size=20, optimizer=sgd)
+    inputs, targets = examples(40)
+    learner.observe(inputs[:30], targets[:30])
+    learner.memory.batch.weights[:] = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0])
+    held, by_hand = learner.memory.batch, copy.deepcopy(learner.model)
+    learner.observe(inputs[30:], targets[30:])
+    both, labels = torch.cat([inputs[30:], held.inputs]), torch.cat([targets[30:], held.targets])
+    losses = nn.functional.cross_entropy(by_hand(both), labels, reduction="none")
+    (torch.cat([torch.ones(10), held.weights]) * losses).mean().backward()  # the weights add up to 20: none is rounded
     sgd([*by_hand.parameters()]).step()
     for ours, theirs in zip(learner.model.parameters(), by_hand.parameters(), strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
