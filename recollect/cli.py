@@ -60,7 +60,7 @@ def demo(
 @app.command()
 def run(
     dataset: Annotated[str, typer.Option(help="A data set; `recollect datasets` lists them.")] = "digits",
-    learner: Annotated[str, typer.Option(help="gdumb, er, der, finetune or joint.")] = "gdumb",
+    learner: Annotated[str, typer.Option(help="gdumb, er, er-drawn, der, finetune or joint.")] = "gdumb",
     memory: Annotated[
         str, typer.Option(help="recollect, gmc, gmc-last-layer, gmc-local, reservoir, ...")
     ] = "recollect",

@@ -86,7 +86,7 @@ def test_dark_replay_on_split_mnist_works_with_any_memory(memory: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"learner": "sgd"}, "learner must be one of gdumb, er, der, finetune, joint, got 'sgd'"),
+        ({"learner": "sgd"}, "learner must be one of gdumb, er, er-drawn, der, finetune, joint, got 'sgd'"),
         ({"dataset": "imagenet"}, "dataset must be one of digits"),
         ({"memory": "elephant"}, "memory must be one of recollect"),
         ({"stream": "river"}, "stream must be one of class-incremental, rotated, sorted, got 'river'"),
@@ -174,14 +174,15 @@ def results_of(group: tuple[Experiment, ...], folder: Path | None = None) -> lis
 
 
 @pytest.mark.parametrize("memory", ["recollect", "gmc-last-layer"])
-def test_a_run_is_what_learner_and_memory_do_by_hand(memory: str) -> None:
+@pytest.mark.parametrize(("learner", "mix"), [("er", "weighted"), ("er-drawn", "drawn")])
+def test_a_run_is_what_learner_and_memory_do_by_hand(learner: str, mix: Any, memory: str) -> None:
     """Sizes share an embedding and learners are shown recordings; the outcome is that of the plain loop."""
     dataset = rc.datasets.load("digits")
     make_model = make_model_for(dataset)
-    (group,) = grouped(Experiment("er", "digits", memory, s, seed=1, epochs=2, rows=300) for s in (10, 25))
+    (group,) = grouped(Experiment(learner, "digits", memory, s, seed=1, epochs=2, rows=300) for s in (10, 25))
     for experiment, result in zip(group, results_of(group), strict=True):
         kept = rc.GradientMatching(make_model, experiment.size, seed=1, **CONTENDERS[memory].options)
-        by_hand = rc.ExperienceReplay(make_model, kept, epochs=2, seed=1)
+        by_hand = rc.ExperienceReplay(make_model, kept, epochs=2, seed=1, mix=mix)
         stream = make_stream(experiment, dataset)
         for batch in stream.batches:
             by_hand.observe(*batch)

@@ -8,6 +8,7 @@ import pytest
 
 import recollect as rc
 from recollect.cli import main
+from recollect.experiments import coverage
 from recollect.report import build_page, write_document
 from recollect.report.page import cost_table, learners_of
 from tests.test_tables import result
@@ -273,3 +274,17 @@ def test_the_page_fits_a_phone_in_both_schemes(browser: Any, page_file: Path, sc
     light = [sum(map(int, re.findall(r"\d+", color)[:3])) for color in (ink, paper)]
     assert (light[0] < light[1]) == (scheme == "light")
     assert abs(light[0] - light[1]) > 400
+
+
+def test_both_ways_of_mixing_have_tables_of_their_own_beside_the_same_numbers_of_the_paper(tmp_path: Path) -> None:
+    runs = [
+        result(learner=learner, dataset="ldpa", memory=memory, size=200, final_accuracy=accuracy)
+        for learner, accuracy in (("er", 51.0), ("er-drawn", 58.0))
+        for memory in ("gmc", "reservoir")
+    ]
+    document = write_document(runs, tmp_path / "page.md")
+    assert "51.00 (1) [53.42 ± 0.68]" in document and "58.00 (1) [53.42 ± 0.68]" in document
+    for text in (document, build_page(runs, only_digits)):
+        assert "Experience replay, drawn by weight, LDPA" in text
+    assert learners_of(runs) == ["er", "er-drawn"]
+    assert sum(coverage(runs)[:2]) == 2  # a cell of the paper is counted once

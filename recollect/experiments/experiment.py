@@ -75,7 +75,8 @@ CONTENDERS = {
 
 LEARNERS: dict[str, Callable[..., learners.Learner]] = {
     "gdumb": learners.GDumb,
-    "er": learners.ExperienceReplay,
+    "er": partial(learners.ExperienceReplay, mix="weighted"),
+    "er-drawn": partial(learners.ExperienceReplay, mix="drawn"),
     "der": learners.DarkExperienceReplay,
     "finetune": learners.FineTune,
     "joint": learners.Joint,

@@ -28,7 +28,7 @@ from recollect.experiments.tables import (
     varying,
     with_epochs,
 )
-from recollect.experiments.targets import COMPARED, DATASETS, SENSITIVITY, SIZES, paper_results
+from recollect.experiments.targets import COMPARED, DATASETS, SENSITIVITY, SIZES, paper_result
 from recollect.files import replacing
 from recollect.streams import sorted_by_feature
 
@@ -67,7 +67,7 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
 
     A panel shows cells of one number of epochs, that of most, and says so where it is not the paper's.
     """
-    ours, paper = by_epochs(results), paper_results()
+    ours = by_epochs(results)
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([name for name in DATASETS if any(key[:2] == (learner, name) for key in ours)])
         for dataset, axes in panels.items():
@@ -76,7 +76,7 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
                 keys = {size: (learner, dataset, memory, size) for size in SIZES}
                 found = {size: ours[key][epochs] for size, key in keys.items() if epochs in ours.get(key, {})}
                 _curves(axes, found, color, NAMES[memory])
-                theirs = [(s, paper[k].accuracy) for s in found if (k := (learner, dataset, memory, s)) in paper]
+                theirs = [(s, p.accuracy) for s in found if (p := paper_result(learner, dataset, memory, s))]
                 axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
             _log_sizes(axes)
             axes.set_title(with_epochs(NAMES[dataset], epochs))
@@ -87,7 +87,6 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
 
 def gain_over_reservoir(results: Results, learner: str) -> Figure:
     """How much better gradient matching is than a reservoir, by memory size; the paper's means are dotted."""
-    paper = paper_results()
     found = {memory: gains(results, learner, memory) for memory in COMPARED}
     with matplotlib.rc_context(_STYLE):
         present = {dataset for some in found.values() for dataset, _ in some}
@@ -96,8 +95,8 @@ def gain_over_reservoir(results: Results, learner: str) -> Figure:
             for memory, some in found.items():
                 cells = {size: gain.difference for (name, size), gain in some.items() if name == dataset}
                 _curves(axes, cells, COLORS[memory], NAMES[memory])
-                keys = [((learner, dataset, memory, s), (learner, dataset, "reservoir", s)) for s in SIZES]
-                theirs = [(a[3], paper[a].accuracy - paper[b].accuracy) for a, b in keys if a in paper]
+                pairs = {s: [paper_result(learner, dataset, name, s) for name in (memory, "reservoir")] for s in SIZES}
+                theirs = [(s, a.accuracy - b.accuracy) for s, (a, b) in pairs.items() if a and b]
                 axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs and cells else None
             axes.axhline(0, color=COLORS["reservoir"], lw=1)
             _log_sizes(axes)

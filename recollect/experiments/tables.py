@@ -8,7 +8,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from recollect.experiments.experiment import DEFAULT_STREAMS
-from recollect.experiments.targets import DATASETS, SHOWN_MEMORIES, SIZES, PaperResult, paper_results
+from recollect.experiments.targets import DATASETS, SHOWN_MEMORIES, SIZES, PaperResult, paper_result, paper_results
 
 Results = list[dict[str, Any]]
 Key = tuple[str, str, str, int]  # learner, data set, memory, size
@@ -36,6 +36,7 @@ NAMES = {
     "cifar-10": "CIFAR-10, by classes",
     "gdumb": "GDumb",
     "er": "Experience replay",
+    "er-drawn": "Experience replay, drawn by weight",
 }
 """How to call things for people."""
 
@@ -194,18 +195,18 @@ def accuracy_table(results: Results, learner: str, dataset: str, epochs: int | N
 
     Args:
         results: all runs.
-        learner: "gdumb" or "er".
+        learner: one of `LEARNERS_SHOWN`.
         dataset: of the block.
         epochs: show cells of so many alone, and only memories of which there are any. By default, of the number that
             most cells have; then all memories of the paper have a row.
     """
-    ours, paper = by_epochs(results), paper_results()
+    ours = by_epochs(results)
     number = epochs_run(results, learner, dataset)[0] if epochs is None else epochs
     rows = []
     for memory in SHOWN_MEMORIES:
         keys = [(learner, dataset, memory, size) for size in SIZES]
         found = [ours.get(key, {}).get(number) for key in keys]
-        told = [f"{cell or ''} {_bracketed(paper.get(key))}".strip() for cell, key in zip(found, keys, strict=True)]
+        told = [f"{cell or ''} {_bracketed(paper_result(*key))}".strip() for cell, key in zip(found, keys, strict=True)]
         if any(found) or (epochs is None and any(told)):
             rows.append((NAMES[memory], *told))
     title = with_epochs(f"{NAMES[learner]}, {NAMES[dataset]}", number)
@@ -263,7 +264,7 @@ def difference_table(results: Results, learner: str, memory: str = "gmc", agains
 
 
 def _paper_gain(learner: str, dataset: str, memory: str, against: str, size: int) -> str:
-    a, b = (paper_results().get((learner, dataset, name, size)) for name in (memory, against))
+    a, b = (paper_result(learner, dataset, name, size) for name in (memory, against))
     if a is None or b is None:
         return ""
     return f"[{a.accuracy - b.accuracy:+.2f} ± {hypot(a.deviation, b.deviation):.2f}]"

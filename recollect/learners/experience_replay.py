@@ -15,7 +15,7 @@ from recollect.learners.training import Task, fit, paired, steps_of, weighted_me
 from recollect.memories import Memory
 from recollect.randomness import generator
 
-Mix: TypeAlias = Literal["weighted", "drawn", "union", "halves", "counts"]
+Mix: TypeAlias = Literal["drawn", "weighted", "union", "halves", "counts"]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -25,10 +25,11 @@ class ExperienceReplay(Learner):
     Adam starts anew with each batch. The paper is silent on how new and remembered examples share a minibatch. Five
     readings, of which the first two and the last estimate the loss over everything seen:
 
-    - "weighted": minibatches from the shuffled union; a new example weighs one, a remembered one its memory weight.
-    - "drawn": as many from the union, each as often as it would weigh there; all weigh one. An epoch takes the same
-      time, and its steps are even where few examples stand for many.
-    - "union": the same, but all weigh one.
+    - "drawn": minibatches from the union of both, in which a new example weighs one and a remembered one its memory
+      weight. Each comes as often as it weighs, as many in an epoch as the union has; in the loss all weigh one.
+    - "weighted": the shuffled union, in which each comes once and weighs as much in the loss. Its steps are uneven
+      where few examples stand for many.
+    - "union": the same, but all weigh one in the loss.
     - "halves": each step takes `batch_size` new and `batch_size` remembered examples; the mean of both means.
     - "counts": as "halves", with each mean weighted by how many examples it stands for.
 
@@ -49,7 +50,7 @@ class ExperienceReplay(Learner):
     """
 
     memory: Memory = field(kw_only=False)
-    mix: Mix = "weighted"
+    mix: Mix = "drawn"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,6 +71,7 @@ class ExperienceReplay(Learner):
             return None
         held = self.memory.batch if len(self.memory) else None
         arrived = check_batch(inputs, targets, held)
+        self._check(arrived, self._model)  # not all of them may be drawn
         both = arrived if held is None else arrived.to(self.memory.device).followed_by(held)
         if self.mix == "union":
             both = replace(both, weights=torch.ones_like(both.weights))

@@ -144,13 +144,13 @@ class Learner(ABC):
     def _fresh_model(self) -> nn.Module:
         return draw_model(self.make_model, derive_seed(self.seed, "initial model"))
 
-    def _check(self, arrived: Batch) -> None:
-        """Refuse now what could not be trained on later, by what a fresh model makes of one example."""
-        if self._untrained is None:
-            self._untrained = self._fresh_model()
+    def _check(self, arrived: Batch, model: nn.Module | None = None) -> None:
+        """Refuse now what could not be trained on later, by what the model, or a fresh one, makes of one example."""
+        if model is None:
+            self._untrained = model = self._untrained or self._fresh_model()
         with torch.no_grad():
             one = arrived.take(torch.arange(1))
-            outputs = forward(self._untrained, one.inputs)
+            outputs = forward(model, one.inputs)
             check_labels(outputs, arrived.targets, self.loss)
             self.training.losses(outputs, one.targets)
 

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from importlib import resources
+from itertools import product
 from statistics import mean
 from typing import Any
 
@@ -35,7 +36,7 @@ from recollect.experiments.tables import (
     gains,
     shortened,
 )
-from recollect.experiments.targets import COMPARISONS, DATASETS, paper_results
+from recollect.experiments.targets import COMPARISONS, DATASETS, LEARNERS_SHOWN, SHOWN_MEMORIES, SIZES, paper_result
 
 LoadDataset = Callable[[str], Dataset | None]
 MAIN = ("recollect", "clustering", "gmc", "gmc-last-layer", "reservoir")
@@ -81,7 +82,7 @@ def _load_if_here(name: str) -> Dataset | None:
 
 def learners_of(results: Results) -> list[str]:
     """Those of the paper's tables of which there are results."""
-    return [name for name in ("gdumb", "er") if any(key[0] == name for key in by_epochs(results))]
+    return [name for name in LEARNERS_SHOWN if any(key[0] == name for key in by_epochs(results))]
 
 
 def accuracy_tables(results: Results, learner: str) -> list[Table]:
@@ -123,11 +124,12 @@ def _curves(results: Results) -> dict[str, Any]:
         for key, cell in found.items()
         if key[1] in DATASETS and cell is not None
     ]  # fmt: skip
-    shown = {(p["learner"], p["dataset"]) for p in points}
+    shown = [part for part in sorted(number) if part[1] in DATASETS]
     paper = [
-        {"learner": k[0], "dataset": k[1], "memory": k[2], "size": k[3], "mean": v.accuracy, "deviation": v.deviation}
-        for k, v in paper_results().items()
-        if (k[0], k[1]) in shown
+        {"learner": k[0], "dataset": k[1], "memory": memory, "size": size, "mean": v.accuracy, "deviation": v.deviation}
+        for k in shown
+        for memory, size in product(SHOWN_MEMORIES, SIZES)
+        if (v := paper_result(*k, memory, size)) is not None
     ]
     return {
         "points": points,

@@ -435,7 +435,8 @@ def test_replay_does_not_start_again(kind: str) -> None:
 def test_the_weighted_union_estimates_the_loss_over_everything_seen() -> None:
     """One full-batch step on new and remembered examples goes where a step on the weighted sum of losses goes."""
     memory = rc.Reservoir(10)
-    learner = rc.ExperienceReplay(make_model, memory, epochs=1, batch_size=1000, lr=1e-3, weight_decay=0.0)
+    options = {"mix": "weighted", "batch_size": 1000, "lr": 1e-3, "weight_decay": 0.0}
+    learner = rc.ExperienceReplay(make_model, memory, epochs=1, **options)
     inputs, targets = examples(40)
     learner.observe(inputs[:30], targets[:30])
     held = memory.batch
@@ -479,6 +480,7 @@ def test_examples_may_be_drawn_as_often_as_they_weigh() -> None:
     learner.memory.batch.weights[:] = torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0])
     held, by_hand = learner.memory.batch, copy.deepcopy(learner.model)
     learner.observe(inputs[30:], targets[30:])
+    assert isinstance(held.inputs, Tensor)
     both, labels = torch.cat([inputs[30:], held.inputs]), torch.cat([targets[30:], held.targets])
     losses = nn.functional.cross_entropy(by_hand(both), labels, reduction="none")
     (torch.cat([torch.ones(10), held.weights]) * losses).mean().backward()  # the weights add up to 20: none is rounded
