@@ -311,6 +311,8 @@ class Joined:
         return torch.cat([part.products(vectors) for part in self._parts])
 
     def rows(self, indices: Tensor) -> Tensor:
+        if not len(indices):
+            return self._parts[0].rows(indices)
         if bool((indices[1:] >= indices[:-1]).all()):
             ends = torch.tensor(self._starts[1:-1], dtype=indices.dtype, device=indices.device)
             mine = indices.tensor_split(torch.searchsorted(indices, ends).cpu())

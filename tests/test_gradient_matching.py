@@ -688,3 +688,29 @@ def test_a_class_that_is_lost_is_told_of_with_a_loss_of_ones_own() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numbers of rows are no classes
         rc.select(make_model, inputs, torch.arange(400), 3, loss=lambda outputs, _: outputs.square().sum(1), inits=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"layers": "all"}, {"layers": "all", "shortlist": None}])
+@pytest.mark.parametrize("capacity", [3, 50])
+def test_something_is_kept_also_where_nothing_is_of_use_for_the_target(options: dict[str, Any], capacity: int) -> None:
+    """What is left of forgotten examples of one class points away from all examples of another."""
+    x = torch.randn(100, 4, generator=torch.Generator().manual_seed(0))
+    memory = rc.GradientMatching(partial(rc.models.mlp, 4, 2), capacity, **options)
+    memory.update(x, torch.zeros(100, dtype=torch.long))
+    memory.forget(memory.batch.ids)
+    assert (len(memory), memory.error) == (0, 1.0)
+    assert memory.merge(memory.merge(memory)).error == 1.0
+    for _ in range(2):
+        memory.update(x[:30], torch.ones(30, dtype=torch.long))
+        assert len(memory) > 0 and bool((memory.batch.weights > 0).all())
+
+
+def test_what_is_left_of_few_examples_weighs_as_if_the_others_had_never_come() -> None:
+    inputs, targets = examples(4)[0], torch.tensor([0, 0, 0, 1])
+    memory, fresh = (rc.GradientMatching(make_model, 10, inits=2, class_weight="balanced") for _ in range(2))
+    memory.update(inputs, targets)
+    memory.forget([1, 2])
+    fresh.update(inputs[[0, 3]], targets[[0, 3]])
+    assert torch.equal(memory.batch.weights, fresh.batch.weights)
+    found = memory.embedding.embed(memory.batch.inputs, memory.batch.targets)  # type: ignore[union-attr]
+    assert torch.allclose(memory.batch.weights.double() @ found.double(), memory.target, atol=1e-5)

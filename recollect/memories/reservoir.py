@@ -46,6 +46,8 @@ class Reservoir(Memory):
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         if arrived.weighted or "adjusted" in self._state:
             weights = torch.cat([self._adjusted(), arrived.weights.double()])
+            if not len(held):  # whatever was forgotten, those that come stand for everything
+                weights *= self._total(arrived) / float(weights.sum())
             draws = uniform_keys(self.seed, arrived.ids, "drop")
             return _thinned(weights, self.capacity, draws, self._state)
         keys = uniform_keys(self.seed, arrived.ids)

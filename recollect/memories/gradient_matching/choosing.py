@@ -10,7 +10,7 @@ from torch import Tensor
 from recollect.batch import Batch
 from recollect.candidates import gather, shortlist_length, shortlisted, total_of
 from recollect.classes import Classes, Tally, pursue_classes
-from recollect.dictionary import Dictionary, losses_of, taken
+from recollect.dictionary import Dictionary, losses_of, taken, weighted_sum
 from recollect.embedding import GradientEmbedding, Prepared
 from recollect.memories.gradient_matching.pool import Pool
 from recollect.pursuit import Coreset, pursue
@@ -140,8 +140,20 @@ class Choosing:
         return Coreset(torch.arange(len(pool.places)), weights, 0.0)
 
     def fitted(self, pool: Pool, count: float, seen: Tally | None, places: int) -> Coreset:
-        """So many of the pool, whose weights add up to about the count."""
+        """So many of the pool, whose weights add up to about the count.
+
+        Where no weights of them are of use for the target, as may be once what it came from was forgotten, some stay
+        all the same and weigh alike: whoever trains on what is held must find something.
+        """
         size, options = min(places, len(pool.places)), {**self.pursuit, "progress": self.progress}
-        if seen is None:
-            return pursue(pool.candidates, size, target=pool.target, count=count, **options)
-        return pursue_classes(pool.candidates, pool.labels, size, seen, pool.target, self.classes, **options)
+        if not size:
+            return Coreset(torch.arange(0), torch.zeros(0, dtype=torch.float64), float(pool.target.any()))
+        if seen is not None:
+            return pursue_classes(pool.candidates, pool.labels, size, seen, pool.target, self.classes, **options)
+        found = pursue(pool.candidates, size, target=pool.target, count=count, **options)
+        if len(found) or self.pursuit["tolerance"] is not None:
+            return found
+        some = torch.arange(size, device=pool.target.device) * len(pool.places) // size  # of all of them
+        weights = torch.full((size,), count / size, dtype=torch.float64, device=pool.target.device)
+        missing = pool.target - weighted_sum(pool.candidates, some, weights)
+        return Coreset(some, weights, float(missing.norm() / pool.target.norm().clamp(min=1e-300)))

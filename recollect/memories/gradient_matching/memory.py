@@ -21,7 +21,7 @@ from recollect.memories.gradient_matching.algorithm import Matching
 from recollect.memories.gradient_matching.record import FORGOTTEN, Record, tally_of
 from recollect.memories.memory import OWN, TOTAL, Memory
 from recollect.numerics import full_precision
-from recollect.pursuit import Center, Coreset, Nonnegative, Rule, check_options
+from recollect.pursuit import Center, Nonnegative, Rule, check_options
 from recollect.sources import Incoming
 
 
@@ -338,10 +338,10 @@ class GradientMatching(Matching):
             gone = wanted[torch.isin(wanted, before, invert=True)]
         left, lost = settled._record(self.device).without(wanted, others)
         pool, total = left.pool(), max(float(self._total_without(lost)), float(left.own.sum()))
-        if len(left.held) and self.seen > self.capacity:
+        if self.seen > self.capacity:
             coreset = self._choosing.fitted(pool, total, left.seen, len(left.held))
         else:
-            coreset = Coreset(torch.arange(len(left.held)), left.held.weights.cpu(), 0.0)
+            coreset = self._choosing.everything(pool, left.own, left.seen)
         choice = pool.choice(coreset, left.seen, settled._state)
         kept = replace(left.held.take(choice.indices), weights=choice.weights.to(self.device, torch.float32))
         state = {**choice.state, TOTAL: torch.tensor(total, dtype=torch.float64).to(self.device)}
