@@ -469,3 +469,29 @@ def test_a_reservoir_stays_uniform_after_some_were_forgotten() -> None:
     assert kept[:200:2].sum() == 0
     old, new = float(kept[1:200:2].mean()), float(kept[200:].mean())
     assert new == pytest.approx(old, rel=0.05)  # each is kept with the same probability, 0.07
+
+
+@pytest.mark.parametrize("capacity", [4, 50])
+def test_herding_takes_weights_after_examples_without_any(capacity: int) -> None:
+    inputs, targets = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+    memory, doubled = rc.Herding(capacity), rc.Herding(capacity)
+    memory.update(inputs[:10], targets[:10])
+    memory.update(inputs[10:], targets[10:], weights=torch.full((10,), 2.0))
+    doubled.update(inputs, targets, weights=torch.tensor([1.0, 2.0]).repeat_interleave(10))
+    assert torch.equal(memory.batch.ids, doubled.batch.ids) or capacity == 4  # fewer are left to choose from
+    assert float(memory.batch.weights.sum()) == pytest.approx(30) == memory.total_weight
+
+
+def test_herding_refuses_weights_beyond_float32_in_one_sentence() -> None:
+    inputs = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="weights that are not finite"):
+        rc.Herding(4).update(inputs, torch.arange(60) % 2, weights=torch.full((60,), 3e38))
+
+
+def test_what_comes_after_all_was_forgotten_stands_for_everything() -> None:
+    inputs, targets = numbers(12)
+    memory = rc.Reservoir(2)
+    memory.update(inputs[:10], targets[:10], weights=torch.full((10,), 2.0))
+    memory.forget(memory.batch.ids)
+    memory.update(inputs[10:], targets[10:], weights=torch.full((2,), 2.0))
+    assert float(memory.batch.weights.sum()) == memory.total_weight == 20

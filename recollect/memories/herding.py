@@ -54,9 +54,9 @@ class Herding(Memory):
             for row, share, count, total_feature in zip(rows, shares, counts, sums, strict=True):
                 if share:
                     picks.append(row[herd(features[row].double(), total_feature / count, share)])
-                    weights_of.append(torch.full((share,), float(count) / share))
+                    weights_of.append(torch.full((share,), float(count) / share, dtype=torch.float64))
             indices, order = torch.cat(picks).sort()
-            weights = torch.cat(weights_of)[order].double()
+            weights = torch.cat(weights_of)[order]
             weights *= self._total(arrived) / float(weights.sum())  # also for classes that have no place
         state = {"features": features[indices], "classes": classes, "counts": counts, "sums": sums}
         return Choice(indices, weights, state)
@@ -70,7 +70,7 @@ class Herding(Memory):
         sums = torch.zeros(len(classes), features.shape[1], dtype=torch.float64, device=features.device)
         if len(old):
             places = torch.searchsorted(classes, old)
-            counts[places], sums[places] = self._state["counts"], self._state["sums"]
+            counts[places], sums[places] = self._state["counts"].to(counts.dtype), self._state["sums"]
         places = torch.searchsorted(classes, labels)
         counts += torch.bincount(places, None if weights is None else weights.double(), minlength=len(classes))
         rows = features.double()
