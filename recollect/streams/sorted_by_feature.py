@@ -1,5 +1,9 @@
 """A drift without tasks: rows in the order of one feature."""
 
+import operator
+from typing import SupportsIndex
+
+from recollect.checks import check_count
 from recollect.datasets import Dataset, Examples
 from recollect.streams.stream import Stream, part
 
@@ -15,9 +19,11 @@ def sorted_by_feature(dataset: Dataset, feature: int = 0, batches: int = 10) -> 
         [360, 359, 359, 359]
     """
     n_features = dataset.train.inputs[0].numel()
-    if not 0 <= feature < n_features:
-        raise ValueError(f"feature must be between 0 and {n_features - 1}, got {feature}")
-    if not 1 <= batches <= len(dataset.train.targets):
+    batches = check_count("batches", batches)
+    whole = isinstance(feature, SupportsIndex) and not isinstance(feature, bool)
+    if not whole or not 0 <= operator.index(feature) < n_features:
+        raise ValueError(f"feature must be between 0 and {n_features - 1}, got {feature!r}")
+    if batches > len(dataset.train.targets):
         raise ValueError(f"batches must be between 1 and the {len(dataset.train.targets)} rows, got {batches}")
 
     def cut(examples: Examples) -> list[Examples]:
