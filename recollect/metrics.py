@@ -5,7 +5,7 @@ an array or nested lists.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -73,13 +73,15 @@ def forgetting(matrix: Any) -> float:
     """How far tasks have fallen below the best they ever were, on average over all but the last.
 
     The best is over all earlier times, also those before the task was learned (Chaudhry et al. 2018, Eq. 3); where
-    these are NaN, as they were not measured, over the others.
+    these are NaN, as they were not measured, over the others. Tasks that were measured at the end alone do not count.
     """
     matrix = _checked(matrix)
     if len(matrix) == 1:
         return 0.0
-    best = matrix[:-1, :-1].nan_to_num(nan=-math.inf).amax(0)
-    return float((best - matrix[-1, :-1]).mean())
+    earlier = matrix[:-1, :-1]
+    best = earlier.nan_to_num(nan=-math.inf).amax(0)
+    measured = ~earlier.isnan().all(0)
+    return float((best - matrix[-1, :-1])[measured].mean()) if bool(measured.any()) else 0.0
 
 
 def backward_transfer(matrix: Any) -> float:
@@ -92,7 +94,7 @@ def backward_transfer(matrix: Any) -> float:
 
 def forward_transfer(matrix: Any, untrained: Any) -> float:
     """How much earlier tasks help later ones before they are learned, against an untrained model's accuracies."""
-    matrix, untrained = _checked(matrix), _as_tensor(untrained, "untrained").double()
+    matrix, untrained = _checked(matrix), _as_tensor(untrained, "untrained", torch.float64)
     if untrained.shape != matrix[0].shape:
         raise ValueError(
             f"untrained must hold one accuracy for each of the {len(matrix)} tasks, got shape {tuple(untrained.shape)}"
@@ -104,15 +106,15 @@ def forward_transfer(matrix: Any, untrained: Any) -> float:
 
 
 def _checked(values: Any) -> Tensor:
-    matrix: Tensor = _as_tensor(values, "the accuracy matrix")
+    matrix: Tensor = _as_tensor(values, "the accuracy matrix", torch.float64 if isinstance(values, Sequence) else None)
     if matrix.ndim != 2 or not len(matrix) or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"the accuracy matrix must have a row and a column per task, got shape {tuple(matrix.shape)}")
     return matrix.double()
 
 
-def _as_tensor(values: Any, what: str) -> Tensor:
+def _as_tensor(values: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
     try:
-        tensor = torch.as_tensor(values)
+        tensor = torch.as_tensor(values, dtype=dtype)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{what} must be numbers in rows of equal length, got {type(values).__name__}") from None
     if kind_of(tensor) != "dense":

@@ -74,3 +74,13 @@ def test_tasks_that_were_not_measured_before_they_were_learned_count_from_then_o
 def test_a_single_column_of_outputs_has_no_accuracy() -> None:
     with pytest.raises(ValueError, match=r"a column for each of several classes, got one: .* compare outputs"):
         metrics.accuracy([[0.3], [-0.2]], [1, 0])
+
+
+def test_tasks_that_were_measured_at_the_end_alone_are_not_counted_as_forgotten() -> None:
+    nan = math.nan
+    assert metrics.forgetting([[nan, 0.1, 0.1], [nan, 0.5, 0.1], [0.5, 0.25, 0.5]]) == 0.25
+    assert metrics.forgetting([[nan, nan], [0.5, 0.5]]) == 0.0
+
+
+def test_nested_lists_lose_no_digit() -> None:
+    assert metrics.final_accuracy([[0.5, 0.5, 0.7]] * 3) == pytest.approx(17 / 30, abs=1e-15)
