@@ -14,6 +14,7 @@ from recollect.classes import COUNTED, ClassWeight, Tally, check_classes, class_
 from recollect.embedding import Init, MakeModel, ScaleOutputs, calibrate, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS, check_init, check_not_lazy
 from recollect.embedding.plain import gradients_of
+from recollect.embedding.plan import check_repeatable
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
 from recollect.numerics import full_precision
@@ -89,11 +90,19 @@ def matching_error(
         per_example = plain
         if scale is not None:
             per_example = scaled_loss(model, everything.inputs, scale, plain, squared=plain is squared_error)
+        if s == 0:
+            few = everything.take(torch.arange(min(3, len(everything))))
+            check_repeatable(model, few.inputs, few.targets, _beside_outputs(per_example))
         full = _gradient(model, everything, loss, per_example, batch_size)
         kept = _gradient(model, chosen, loss, per_example, batch_size)
         difference += float((full - kept).square().sum())
         total += float(full.square().sum())
     return math.sqrt(difference / total) if total else 0.0
+
+
+def _beside_outputs(loss: LossFunction) -> LossFunction:
+    """The same, of targets that may be on another device than the outputs."""
+    return lambda outputs, targets: loss(outputs, targets.to(outputs.device))
 
 
 def _counting_classes(batch: Batch, class_weight: ClassWeight | None) -> Batch:
@@ -135,7 +144,7 @@ def _gradient(
         with torch.enable_grad():
             outputs = forward(model, part.inputs)
             check_labels(outputs, part.targets, loss)
-            losses = check_losses(per_example(outputs, part.targets.to(outputs.device)), len(part))
+            losses = check_losses(_beside_outputs(per_example)(outputs, part.targets), len(part))
             gradients = gradients_of((losses * part.weights.to(losses)).sum(), parameters)
         total += torch.cat([g.double().flatten() for g in gradients]).cpu()
     return total

@@ -357,3 +357,58 @@ def test_choosing_and_measuring_are_the_same_within_autocast() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert results() == wanted
         assert torch.is_autocast_enabled("cpu")
+
+
+class Keeping(nn.Module):
+    """Keeps an activation of its last pass, as models do for people who look into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.first(x).relu()
+        return self.last(self.hidden)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", LEARNERS)
+def test_models_that_keep_an_activation_are_trained_again(kind: str) -> None:
+    data = examples(30)
+    learner = LEARNERS[kind](Keeping, epochs=1)
+    learner.observe(*data)
+    learner.observe(*data)
+    assert learner.predict(data[0]).shape == (30, 3)
+
+
+@pytest.mark.parametrize("memory", [rc.GSS(5), rc.LocalGradientMatching(5)])
+def test_memories_look_at_models_that_have_been_in_use(memory: rc.Memory) -> None:
+    data = examples(30)
+    with torch.random.fork_rng():
+        model = Keeping()
+    model(data[0])
+    memory.update(*data, model=model)
+    assert len(memory) == 5 and model.hidden.requires_grad
+
+
+def test_learners_refuse_lazy_layers_which_draw_from_the_global_state() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
+
+    for kind in LEARNERS:
+        with pytest.raises(ValueError, match="got one with lazy layers"):
+            LEARNERS[kind](make, epochs=1).observe(*examples(30))
+
+
+def test_matching_error_refuses_what_is_random_as_select_does() -> None:
+    class Random(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.dropout(super().forward(x))
+
+    everything = rc.Coreset(torch.arange(30), torch.ones(30), 0.0)
+    with pytest.raises(ValueError, match="draw no random numbers in evaluation mode"):
+        rc.matching_error(lambda: Random(8, 3), examples(30), everything)
+
+
+def test_a_single_number_is_no_input() -> None:
+    with pytest.raises(ValueError, match="inputs must have one row per example, got a single number"):
+        rc.FineTune(make_model).predict(torch.tensor(1.0))

@@ -1,7 +1,7 @@
 """Examples to gradient embeddings: layers, projections, initialisations."""
 
 from recollect.embedding.gradients import GradientEmbedding, ProjectionName
-from recollect.embedding.initialisations import Init, MakeModel, calibrate, draw_model
+from recollect.embedding.initialisations import Init, MakeModel, calibrate, check_not_lazy, copied, draw_model
 from recollect.embedding.prepared import Prepared
 from recollect.embedding.scaling import ScaleOutputs
 
@@ -13,5 +13,7 @@ __all__ = [
     "ProjectionName",
     "ScaleOutputs",
     "calibrate",
+    "check_not_lazy",
+    "copied",
     "draw_model",
 ]

@@ -99,6 +99,12 @@ def _check_kind(model: nn.Module) -> None:
         )
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model that has been in use: of what passes left in it, as an activation that it keeps, the values."""
+    left = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in left if not value.is_leaf})
+
+
 def _copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)

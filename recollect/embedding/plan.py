@@ -133,7 +133,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     if not names:
         raise ValueError(f"layers must name modules with trainable parameters, got {layers!r}")
     first = probes[0]
-    _check_repeatable(model, first.inputs, first.targets, losses)
+    check_repeatable(model, first.inputs, first.targets, losses)
     _check_alone(model, first.inputs, first.targets, losses)
     probes = [p._replace(truth=gradients_by_autograd(model, names, p.inputs, p.targets, losses)) for p in probes]
     probes = [probes[0], *(p for p in probes[1:] if p.is_finite())]  # who embeds the others can say which are not
@@ -170,7 +170,7 @@ def owner(parameter: str) -> str:
     return parameter.rpartition(".")[0]
 
 
-def _check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> None:
+def check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> None:
     """Refuse a model or a loss that draws random numbers: its gradients would differ from call to call."""
     results, drawn = [], False
     for seed in (0, 1):

@@ -1,6 +1,5 @@
 """Dark experience replay, DER++ (Buzzega et al. 2020): replay what the model used to say, too."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
 from recollect.checks import check_number
+from recollect.embedding import copied
 from recollect.learners.learner import Learner, check_batch
 from recollect.learners.training import Task, fit, paired, predict, steps_of, weighted_mean
 from recollect.memories import Memory
@@ -76,7 +76,7 @@ class DarkExperienceReplay(Learner):
         return None if inputs is None or len(self.memory) else self._task(check_batch(inputs, targets))
 
     def _task(self, arrived: Batch) -> Task:
-        return Task(copy.deepcopy(self._model), arrived, generator(self.seed, "training", self.memory.seen))
+        return Task(copied(self._model), arrived, generator(self.seed, "training", self.memory.seen))
 
     def _former(self, held: Batch | None) -> dict[int, Tensor]:
         """What the model used to say of those held; what it says now of those that came in by another way."""

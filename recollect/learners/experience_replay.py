@@ -1,6 +1,5 @@
 """Experience replay: train on new and remembered examples together, without starting again."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import Batch, forward
+from recollect.embedding import copied
 from recollect.learners.learner import Learner, check_batch
 from recollect.learners.training import Task, fit, paired, steps_of, weighted_mean
 from recollect.memories import Memory
@@ -76,7 +76,7 @@ class ExperienceReplay(Learner):
         if self.mix == "union":
             both = replace(both, weights=torch.ones_like(both.weights))
         source = generator(self.seed, "training", self.memory.seen)
-        return Task(copy.deepcopy(self._model), both, source, drawn=self.mix == "drawn" and held is not None)
+        return Task(copied(self._model), both, source, drawn=self.mix == "drawn" and held is not None)
 
     def _learned(self) -> dict[str, Any]:
         return {"model": self._model.state_dict()}
@@ -87,7 +87,7 @@ class ExperienceReplay(Learner):
     def _train_in_pairs(self, inputs: Any, targets: Any) -> nn.Module:
         held = self.memory.batch
         arrived = check_batch(inputs, targets, held)
-        model, source = copy.deepcopy(self._model), generator(self.seed, "training", self.memory.seen)
+        model, source = copied(self._model), generator(self.seed, "training", self.memory.seen)
         training = self.training
         share = len(arrived) / (len(arrived) + self.memory.total_weight) if self.mix == "counts" else 0.5
 

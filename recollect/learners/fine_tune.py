@@ -1,12 +1,12 @@
 """The lower bound: train on what arrives and remember nothing."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from recollect.embedding import copied
 from recollect.learners.learner import Learner, check_batch
 from recollect.learners.training import Task
 from recollect.randomness import generator
@@ -45,7 +45,7 @@ class FineTune(Learner):
 
     def _task(self, inputs: Any, targets: Any) -> Task:
         source = generator(self.seed, "training", self._observed)
-        return Task(copy.deepcopy(self._model), check_batch(inputs, targets), source)
+        return Task(copied(self._model), check_batch(inputs, targets), source)
 
     def _learned(self) -> dict[str, Any]:
         return {"model": self._model.state_dict(), "observed": self._observed}

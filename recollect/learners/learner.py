@@ -1,6 +1,5 @@
 """What all learners share."""
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from recollect.batch import Batch, check_same_form, forward
 from recollect.checks import check_seed
-from recollect.embedding import MakeModel, draw_model
+from recollect.embedding import MakeModel, check_not_lazy, copied, draw_model
 from recollect.learners.training import MakeOptimizer, MakeScheduler, Task, Training, predict, train
 from recollect.losses import LossFunction, check_labels
 from recollect.memories import Memory
@@ -133,7 +132,7 @@ class Learner(ABC):
 
     def _with_parameters(self, parameters: Mapping[str, Any]) -> nn.Module:
         """A model like that of now, with other parameters."""
-        model = copy.deepcopy(self._model)
+        model = copied(self._model)
         model.load_state_dict(dict(parameters))
         return model
 
@@ -142,7 +141,9 @@ class Learner(ABC):
         return f"{type(self).__name__}({remembered}epochs={self.epochs}, seed={self.seed})"
 
     def _fresh_model(self) -> nn.Module:
-        return draw_model(self.make_model, derive_seed(self.seed, "initial model"))
+        model = draw_model(self.make_model, derive_seed(self.seed, "initial model"))
+        check_not_lazy(model)
+        return model
 
     def _check(self, arrived: Batch, model: nn.Module | None = None) -> None:
         """Refuse now what could not be trained on later, by what the model, or a fresh one, makes of one example."""

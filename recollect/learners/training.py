@@ -233,6 +233,8 @@ def weighted_mean(losses: Tensor, weights: Tensor) -> Tensor:
 def predict(model: nn.Module, inputs: Any, batch_size: int = 1000) -> Tensor:
     """The model's outputs in evaluation mode."""
     inputs = as_inputs(inputs)
+    if any(not tensor.ndim for tensor in named_tensors(inputs).values()):
+        raise ValueError("inputs must have one row per example, got a single number")
     was_training = model.training
     model.eval()
     try:
