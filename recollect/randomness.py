@@ -50,6 +50,21 @@ def seeded(seed: int) -> Iterator[None]:
             np.random.set_state(numpy_state)  # noqa: NPY002
 
 
+def drawn_by_weight(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """So many rows, each as often as its weight says: its share of n, rounded up or down at random; ascending.
+
+    One point is drawn, and others follow at equal distances along the summed weights (systematic sampling).
+
+    Example:
+        >>> drawn_by_weight(torch.tensor([1.0, 2.0, 0.0, 5.0]), 8, torch.Generator().manual_seed(0))
+        tensor([0, 1, 1, 3, 3, 3, 3, 3])
+    """
+    ends = weights.double().cpu().cumsum(0)
+    points = torch.arange(n, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
+    last = int(weights.nonzero().max()) if weights.any() else len(weights) - 1  # where rounding goes beyond the end
+    return torch.searchsorted(ends, points * (ends[-1] / n), right=True).clamp(max=last)
+
+
 def uniform_keys(seed: int, ids: Tensor, purpose: str = "keys", *, count: int | None = None) -> Tensor:
     """A number in [0, 1) for each id, or `count` of them: random, yet a function of seed, id and purpose (splitmix64).
 

@@ -144,3 +144,30 @@ def test_a_memory_can_be_updated_from_the_dataset_that_is_rehearsed() -> None:
     memory.update(TensorDataset(*NEW))
     other.update(NEW[0].numpy(), NEW[1].tolist())
     assert torch.equal(memory.batch.inputs, other.batch.inputs)
+
+
+@pytest.mark.parametrize("new", [Plain(), NEW], ids=["dataset", "pair"])
+def test_examples_that_are_drawn_come_as_often_as_they_weigh(new: Any) -> None:
+    memory = remembered(10)  # each stands for nine: 90 of 110, and so for 24.5 of the 30 that come
+    loader = rc.rehearsal_loader(new, memory, batch_size=7, mix="drawn")
+    passes = [[*loader] for _ in range(2)]
+    held: Any = memory.batch
+    known = [row.tobytes() for row in held.inputs.numpy()]
+    for batches in passes:
+        inputs = torch.cat([inputs for inputs, _, _ in batches])
+        assert len(inputs) == len(loader.dataset) == 30  # type: ignore[arg-type]
+        assert all(bool((weights == 1).all()) for _, _, weights in batches)
+        old = [row.tobytes() for row in inputs.numpy() if row.tobytes() in known]
+        assert len(old) in (24, 25)
+        assert all(old.count(row) in (2, 3) for row in known)
+    assert not torch.equal(passes[0][0][0], passes[1][0][0])
+    again = next(iter(rc.rehearsal_loader(new, memory, batch_size=7, mix="drawn")))
+    assert torch.equal(again[0], passes[0][0][0])
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    with pytest.raises(ValueError, match="mix must be 'weighted' or 'drawn', got 'halves'"):
+        rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="halves")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="come in a random order, got shuffle=False"):
+        rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="drawn", shuffle=False)
+    assert len([*rc.rehearsal_loader(NEW, rc.Reservoir(3), batch_size=8, mix="drawn")]) == 3  # nothing is held

@@ -12,7 +12,8 @@ from recollect.batch import Batch
 from recollect.embedding import draw_model
 from recollect.experiments.stacking import train_stack, train_together
 from recollect.learners import Task, Training, predict, train
-from recollect.learners.training import drawn_by_weight, paired
+from recollect.learners.training import paired
+from recollect.randomness import drawn_by_weight
 
 
 def batches(sizes: list[int]) -> list[Batch]:

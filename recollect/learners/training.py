@@ -16,7 +16,7 @@ from recollect.checks import check_count, check_number
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.numerics import flushing_denormals
 from recollect.progress import progress_bar
-from recollect.randomness import seeded
+from recollect.randomness import drawn_by_weight, seeded
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """A function of the trainable parameters that returns what moves them."""
@@ -119,21 +119,6 @@ def train(task: Task, training: Training) -> nn.Module:
         return weighted_mean(training.losses(forward(model, part.inputs), part.targets), part.weights)
 
     return fit(model, training, epoch, loss, task.generator, steps=steps_of(model, len(batch), training))
-
-
-def drawn_by_weight(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """So many rows, each as often as its weight says: its share of n, rounded up or down at random; ascending.
-
-    One point is drawn, and others follow at equal distances along the summed weights (systematic sampling).
-
-    Example:
-        >>> drawn_by_weight(torch.tensor([1.0, 2.0, 0.0, 5.0]), 8, torch.Generator().manual_seed(0))
-        tensor([0, 1, 1, 3, 3, 3, 3, 3])
-    """
-    ends = weights.double().cpu().cumsum(0)
-    points = torch.arange(n, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
-    last = int(weights.nonzero().max()) if weights.any() else len(weights) - 1  # where rounding goes beyond the end
-    return torch.searchsorted(ends, points * (ends[-1] / n), right=True).clamp(max=last)
 
 
 def fit(

@@ -1,16 +1,18 @@
 """New and remembered examples in one loader, for training loops of one's own."""
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset
 
 from recollect.batch import Batch, check_same_form, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
 from recollect.memories.memory import Memory
 from recollect.memories.samples import Sample, WeightedDataset
-from recollect.randomness import generator
+from recollect.randomness import drawn_by_weight, generator
 from recollect.sources import Incoming, collated, examples_of, unpacked
 
 
@@ -20,6 +22,7 @@ def rehearsal_loader(
     batch_size: int,
     *,
     target: str | None = None,
+    mix: Literal["weighted", "drawn"] = "weighted",
     shuffle: bool = True,
     seed: int = 0,
     **options: Any,
@@ -34,6 +37,9 @@ def rehearsal_loader(
         memory: what is remembered; if it is empty, there are new examples alone.
         batch_size: examples per batch, new and remembered together.
         target: the name of the targets, where they are an entry of a dict.
+        mix: "weighted" if each example comes once at each pass, with its weight; "drawn" if it comes as often as it
+            weighs, and all weigh one. A pass is as long. Steps are more even where few remembered examples stand for
+            many.
         shuffle: whether new and remembered examples come mixed, in a new order at each pass.
         seed: of that order.
         **options: what else `torch.utils.data.DataLoader` takes, such as `num_workers`. For a sampler of your own, as
@@ -52,9 +58,17 @@ def rehearsal_loader(
     batch_size = check_count("batch_size", batch_size)
     held = memory.batch if len(memory) else None
     parts: list[Dataset[Sample]] = [_new(dataset, held, target)]
+    if mix not in ("weighted", "drawn"):
+        raise ValueError(f"mix must be 'weighted' or 'drawn', got {mix!r}")
+    if mix == "drawn" and not shuffle:
+        raise ValueError("examples that are drawn come in a random order, got shuffle=False: leave it out")
+    options = {"generator": generator(check_seed(seed), "rehearsal", memory.seen), **options}
+    if held is not None and mix == "drawn":
+        weights = torch.cat([torch.ones(len(parts[0])), held.weights.cpu()])  # type: ignore[arg-type]
+        shuffle, options = False, {"sampler": Drawn(weights, options["generator"]), **options}
+        held = replace(held, weights=torch.ones_like(held.weights))
     if held is not None:
         parts.append(WeightedDataset(held))
-    options = {"generator": generator(check_seed(seed), "rehearsal", memory.seen), **options}
     return DataLoader(ConcatDataset(parts), batch_size, shuffle=shuffle, **options)
 
 
@@ -71,6 +85,21 @@ def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample
     if held is not None:
         check_same_form(held, arrived)
     return WeightedDataset(arrived)
+
+
+class Drawn(Sampler[int]):
+    """Rows as often as they weigh, in a random order, as many at each pass as there are."""
+
+    def __init__(self, weights: Tensor, source: torch.Generator) -> None:
+        self._weights, self._source = weights, source
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __iter__(self) -> Iterator[int]:
+        n = len(self._weights)
+        order = torch.randperm(n, generator=self._source)
+        return iter(drawn_by_weight(self._weights, n, self._source)[order].tolist())
 
 
 class Arriving(Dataset[Sample]):
