@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -320,3 +321,17 @@ def test_deep_json_is_refused_in_one_sentence() -> None:
     sealed = content + b',\n "checksum": "' + files.checksum(content).encode() + b'"\n}\n'
     with pytest.raises(ValueError, match="it must hold a JSON object"):
         files.unseal(sealed, "it")
+
+
+def test_options_that_were_saved_cannot_be_changed_on_loading(tmp_path: Path) -> None:
+    memory = rc.GradientMatching(lambda: rc.models.mlp(4, 3), 5)
+    memory.update(torch.zeros(6, 4), torch.arange(6) % 3)
+    memory.save(tmp_path / "m")
+    wrong: dict[str, dict[str, Any]] = {
+        "loss must be as the memory was saved, with 'cross_entropy', got another": {"loss": lambda o, t: o[:, 0]},
+        "features must be as the memory was saved, with none, got another": {"features": lambda x: x},
+    }
+    for sentence, options in wrong.items():
+        with pytest.raises(ValueError, match=sentence):
+            rc.load_memory(tmp_path / "m", **options)
+    assert len(rc.load_memory(tmp_path / "m")) == 5

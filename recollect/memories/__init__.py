@@ -73,6 +73,10 @@ def load_memory(
     try:
         found = _find(description["memory"], kind)
         options = dict(description["options"])
+        for name, given in functions.items():
+            if given is not None and options.get(name) != {"function": name}:
+                saved = f"{options[name]!r}" if name in options else "none"
+                raise ValueError(f"{name} must be as the memory was saved, with {saved}, got another: leave it out")
         for name, value in options.items():
             if value == {"function": name}:
                 if functions.get(name) is None:
