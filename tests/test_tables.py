@@ -167,3 +167,9 @@ def test_class_frequencies_add_up_to_one() -> None:
     figure = figures.class_frequencies(rc.datasets.load("digits"), "mnist")
     heights = [bar.get_height() + bar.get_y() for bar in figure.axes[0].patches]
     assert max(heights) == pytest.approx(1.0)
+
+
+def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
+    drawn = [figures.save(figures.accuracy_against_size(RESULTS, "gdumb"), tmp_path / part / "f") for part in "ab"]
+    for one, other in zip(*drawn, strict=True):
+        assert one.read_bytes() == other.read_bytes()

@@ -52,12 +52,12 @@ _STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": F
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write a figure as PNG and SVG."""
+    """Write a figure as PNG and SVG; the same figure is the same file."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     options: list[dict[str, Any]] = [{"dpi": 130}, {"metadata": {"Date": None}}]
     for path, some in zip(paths, options, strict=True):
-        with replacing(path) as file:
+        with replacing(path) as file, matplotlib.rc_context({"svg.hashsalt": stem.name}):
             figure.savefig(file, format=path.suffix[1:], **some)
     return paths
 
