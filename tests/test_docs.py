@@ -3,7 +3,9 @@
 import re
 import shlex
 import tomllib
+from itertools import product
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -41,6 +43,28 @@ def test_the_readme_tells_what_the_results_say() -> None:
             accuracy = f"{cell.mean:.1f} ± {cell.deviation:.1f}"
             accuracy = f"**{accuracy}**" if all(gain.mean > gain.deviation for gain in ahead) else accuracy
             assert text == f"{accuracy} ({cell.seeds})", (dataset, size)
+
+
+def test_the_page_of_settings_tells_what_the_results_say() -> None:
+    results = open_store(ROOT / "results" / "paper.jsonl").read()
+    page = (ROOT / "docs" / "guides" / "settings.md").read_text()
+    varied: dict[tuple[str, int, int], list[float]] = {}
+    for one in results:
+        if one["learner"] == "gdumb" and one["memory"] == "recollect" and list(one["options"]) == ["inits"]:
+            varied.setdefault((one["dataset"], one["size"], one["options"]["inits"]), []).append(one["final_accuracy"])
+    draws = re.findall(r"^\| (\d) draws? instead of 10 \| (.*) \|$", page, re.MULTILINE)
+    for number, told in draws:
+        places = product(("covertype", "walking-activity"), (200, 1000))
+        costs = [mean(varied[*place, 10]) - mean(varied[*place, int(number)]) for place in places]
+        assert [float(cost) for cost in told.split(" | ")] == pytest.approx(costs, abs=0.051), number
+    found = summarise(results)
+    gains = re.findall(r"^\| (200|1000) \| (\+.*) \|$", page, re.MULTILINE)
+    for size, told in gains:
+        cells = [found["gdumb", name, "recollect", int(size)] for name in ("covertype", "walking-activity", "ldpa")]
+        others = [found["gdumb", name, "reservoir", int(size)] for name in ("covertype", "walking-activity", "ldpa")]
+        less = [cell.less(other).mean for cell, other in zip(cells, others, strict=True)]
+        assert [float(gain) for gain in told.split(" | ")] == pytest.approx(less, abs=0.051), size
+    assert (len(draws), len(gains)) == (2, 2)
 
 
 def test_the_readme_of_a_package_index_leads_nowhere_but_to_addresses() -> None:
