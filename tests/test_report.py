@@ -252,6 +252,19 @@ def test_what_is_not_main_is_shown_when_asked_for(browser: Any, tmp_path: Path) 
     assert page.locator("#charts circle").count() == 3
 
 
+def test_a_data_set_that_a_learner_was_not_run_on_is_said_to_be_so(browser: Any, tmp_path: Path) -> None:
+    runs = [
+        result(learner="gdumb", dataset="ldpa", size=200, seed=0),
+        result(learner="er", dataset="mnist", size=200, seed=0),
+    ]
+    (tmp_path / "page.html").write_text(build_page(runs, only_digits))
+    page = open_page(browser, tmp_path / "page.html")
+    page.locator("#dataset").select_option("mnist")
+    assert page.locator("#charts").inner_text() == "GDumb was not run on MNIST, rotated."
+    page.locator("#learner").select_option("er")
+    assert "was not run" not in page.locator("#charts").inner_text()
+
+
 def test_the_page_can_be_used_with_the_keyboard_and_a_screen_reader(browser: Any, page_file: Path) -> None:
     page = open_page(browser, page_file)
     page.locator("#filters input").first.focus()
