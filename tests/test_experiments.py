@@ -378,6 +378,22 @@ def test_reproducing_in_processes_gives_the_same_results_and_repeats_nothing(tmp
     assert left > 0
 
 
+def test_a_run_that_fails_in_a_process_leaves_those_alone_that_have_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mnist.npz").write_bytes(b"no archive")
+    monkeypatch.setenv("RECOLLECT_DATA", str(tmp_path))
+    good = ("reservoir", "sliding-window", "class-balanced", "herding", "clustering")
+    runs = [
+        Experiment("gdumb", "mnist", "reservoir", 10, epochs=1),
+        *(Experiment("gdumb", "digits", memory, 10, epochs=1, rows=200) for memory in good),
+    ]
+    store = open_store(tmp_path / "runs.jsonl")
+    with pytest.raises(ValueError, match="must hold the arrays of mnist"):
+        reproduce(runs, store, workers=2)
+    assert len(store.read()) < len(good)
+
+
 def test_the_cheapest_come_first_as_told_by_stored_runs_like_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

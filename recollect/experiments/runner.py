@@ -3,8 +3,9 @@
 import math
 import multiprocessing
 import os
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -82,9 +83,12 @@ def _run_in_processes(groups: list[Group], store: Results, workers: int, bar: Ba
     done = context.Value("d", 0.0)
     shown, added = 0.0, 0
     with ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(threads, done)) as pool:
-        pending = {pool.submit(_run_in_worker, group, store) for group in groups}
-        while pending:
-            finished, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+        waiting, running = deque(groups), set[Future[int]]()
+        while waiting or running:
+            # No more than can run: a pool goes on with all that it was given, also after an interrupt or a failure.
+            while waiting and len(running) < workers:
+                running.add(pool.submit(_run_in_worker, waiting.popleft(), store))
+            finished, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
             now = done.value
             bar.advance(now - shown)
             shown = now
