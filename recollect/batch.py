@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from recollect.arrays import as_tensor
-from recollect.arrays import kind_of as kind_of  # part of what a batch is
+from recollect.arrays import as_tensor, kind_of
 from recollect.checks import check_count
 
 Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
@@ -60,8 +59,7 @@ class Batch:
         return self if bool((self.weights > 0).all()) else self.take((self.weights > 0).nonzero()[:, 0])
 
     def __repr__(self) -> str:
-        tensors = {f"inputs[{name!r}]" if name else "inputs": t for name, t in named_tensors(self.inputs).items()}
-        forms = [f"{what} {form_of(t)}" for what, t in {**tensors, "targets": self.targets}.items()]
+        forms = [f"{what} {form_of(t)}" for what, t in {**_told(self.inputs), "targets": self.targets}.items()]
         return f"Batch({len(self)} examples, {', '.join(forms)}, {describe_weights(self.weights)})"
 
     def to(self, device: torch.device) -> "Batch":
@@ -124,6 +122,14 @@ def named_tensors(inputs: Inputs) -> dict[str, Tensor]:
     if isinstance(inputs, dict):
         return inputs
     return {str(i): value for i, value in enumerate(inputs)}
+
+
+def _told(inputs: Inputs) -> dict[str, Tensor]:
+    """The tensors of the inputs by what people call them: `inputs`, `inputs['name']` or `inputs[0]`."""
+    if isinstance(inputs, Tensor):
+        return {"inputs": inputs}
+    pairs = inputs.items() if isinstance(inputs, dict) else enumerate(inputs)
+    return {f"inputs[{key!r}]": value for key, value in pairs}
 
 
 def _joined(inputs: list[Any]) -> Inputs:
@@ -307,8 +313,7 @@ def check_inputs(inputs: Any) -> Inputs:
 
 
 def _check_rows(inputs: Inputs, n: int, others: str) -> None:
-    for name, value in named_tensors(inputs).items():
-        what = f"inputs[{name!r}]" if name else "inputs"
+    for what, value in _told(inputs).items():
         if value.ndim == 0 or len(value) != n:
             count = "a single number" if value.ndim == 0 else f"{len(value)}"
             raise ValueError(f"{what} and {others} must have the same length, got {count} and {n}")
@@ -333,13 +338,12 @@ def check_device(device: Any) -> torch.device:
 
 def check_same_form(known: Batch, arrived: Batch) -> None:
     """Refuse examples whose shape, type or structure differs from those already held."""
-    a, b = named_tensors(known.inputs), named_tensors(arrived.inputs)
+    a, b = _told(known.inputs), _told(arrived.inputs)
     if _kind(known.inputs) is not _kind(arrived.inputs) or a.keys() != b.keys():
         raise ValueError(
             f"inputs must keep their structure, {_structure(known.inputs)} so far, got {_structure(arrived.inputs)}"
         )
-    pairs = [(f"inputs[{name!r}]" if name else "inputs", a[name], b[name]) for name in a]
-    for what, old, new in [*pairs, ("targets", known.targets, arrived.targets)]:
+    for what, old, new in [*((what, a[what], b[what]) for what in a), ("targets", known.targets, arrived.targets)]:
         if old.shape[1:] != new.shape[1:]:
             raise ValueError(
                 f"{what} must keep the shape {tuple(old.shape[1:])} of earlier examples, got {tuple(new.shape[1:])}"

@@ -327,3 +327,18 @@ def test_a_loss_is_a_name_or_a_function(loss: Any) -> None:
 def test_a_class_of_losses_is_told_how_to_be_passed() -> None:
     with pytest.raises(ValueError, match=r"got <class .*>: pass CrossEntropyLoss\(reduction='none'\)"):
         get_loss(nn.CrossEntropyLoss)  # type: ignore[arg-type]
+
+
+def test_a_tensor_of_a_tuple_has_one_name_in_all_sentences() -> None:
+    held, far, text = torch.zeros(2, 3), torch.full((2, 3), torch.inf), ["a", "b"]
+    memory = rc.Reservoir(2)
+    memory.update((held, held), torch.zeros(2))
+    assert repr(memory.batch).startswith("Batch(2 examples, inputs[0] (3,) float32, inputs[1] (3,)")
+    for other, trouble in (
+        (far, "finite"),
+        (text, "numbers"),
+        (held[:1], "and targets"),
+        (held[:, :1], "keep the shape"),
+    ):
+        with pytest.raises(ValueError, match=rf"inputs\[1\] (must be |must )?{trouble}"):
+            memory.update((held, other), torch.zeros(2))

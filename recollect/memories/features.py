@@ -6,7 +6,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from recollect.batch import Batch, Inputs, kind_of, named_tensors
+from recollect.arrays import kind_of
+from recollect.batch import Batch, Inputs, named_tensors
 
 Features: TypeAlias = Callable[[Inputs], Tensor]
 """A fixed function of the inputs to one vector per example."""
