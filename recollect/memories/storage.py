@@ -63,7 +63,7 @@ def write_folder(folder: str | PathLike[str], description: dict[str, Any], tenso
         raise ValueError(
             f"the options of a memory must be plain data to be saved, got another thing: {error}"
         ) from None
-    _check(document, tensors, "the memory")  # what cannot be read again is not written
+    _check(_described(document, "the memory"), tensors, "the memory")  # what cannot be read again is not written
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / "lock"):
         remove_temporaries(folder)
@@ -81,15 +81,15 @@ def read_folder(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
     path = folder / JSON_NAME
     if not path.is_file():
         raise ValueError(f"a saved memory must hold a file {JSON_NAME}, got none in {str(folder)!r}")
-    document = path.read_bytes()
     while True:
-        name = _described(document, repr(str(path)))["tensors"]
+        document = path.read_bytes()
+        described = _described(document, repr(str(path)))
+        name = described["tensors"]
         try:
             content = (folder / name).read_bytes()
             break
         except FileNotFoundError:
-            before, document = document, path.read_bytes()
-            if document == before:
+            if path.read_bytes() == document:
                 raise ValueError(
                     f"{str(folder)!r} must hold the file {name}, which is missing: it is incomplete"
                 ) from None
@@ -99,7 +99,8 @@ def read_folder(folder: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
         tensors = load_tensors(content)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise ValueError(f"{str(folder / name)!r} must be a safetensors file: {error}") from None
-    return _check(document, tensors, repr(str(path))), tensors
+    _check(described, tensors, repr(str(path)))
+    return described, tensors
 
 
 def _described(content: bytes, what: str) -> dict[str, Any]:
@@ -127,9 +128,8 @@ def _described(content: bytes, what: str) -> dict[str, Any]:
     return {**document, **asdict(described)}
 
 
-def _check(content: bytes, tensors: dict[str, Tensor], what: str) -> dict[str, Any]:
-    """The document, if the tensors are those that it speaks of."""
-    document = _described(content, what)
+def _check(document: dict[str, Any], tensors: dict[str, Tensor], what: str) -> None:
+    """Refuse tensors that are not those that the document speaks of."""
     form, needed = document["inputs"], ["generator"]
     if form is not None:
         needed += ["targets", "weights", "ids", *(f"inputs.{name}" for name in form["names"])]
@@ -139,4 +139,3 @@ def _check(content: bytes, tensors: dict[str, Tensor], what: str) -> dict[str, A
     lengths = {len(tensors[name]) if tensors[name].ndim else None for name in needed[1:]}
     if form is not None and (len(lengths) != 1 or None in lengths or not form["names"]):
         raise ValueError(f"{what} must come with tensors of one length, got {sorted(map(str, lengths))}: it is damaged")
-    return document

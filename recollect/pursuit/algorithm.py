@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from recollect.checks import check_number, check_size
-from recollect.dictionary import Dictionary
+from recollect.dictionary import Dictionary, Part
 from recollect.numerics import full_precision, power_of_two, sum_rows
 from recollect.progress import Bar, progress_bar
 from recollect.pursuit.arguments import as_dictionary, as_target, check_options, checked_norms
 from recollect.pursuit.elimination import eliminate
 from recollect.pursuit.fit import RidgeFit
-from recollect.pursuit.outliers import find_outliers, sum_of, without
+from recollect.pursuit.outliers import find_outliers, without
 from recollect.pursuit.problem import SINGLE, Center, Nonnegative, Problem, Rule, precision
 from recollect.pursuit.proposals import picks_per_scan
 from recollect.warning import warn
@@ -24,7 +24,7 @@ DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of tha
 HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 
 _USELESS = 1e-6  # a weight that is less than this part of the mean is as good as zero
-_CARRIED = 0.1  # of the target is left without the outliers: they carry it
+_CARRIED = 0.1  # if less than this part of the target is left without the outliers, they carry it
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # tensors do not compare as one
@@ -124,7 +124,8 @@ def pursue(
     ordinary = without(n, outliers)
     rest = total
     if len(outliers):  # what they add to the target is theirs to give, with weight one
-        rest = sum_of(dictionary, ordinary) if target is None else total - sum_rows(dictionary.rows(outliers))
+        others = Part(dictionary, ordinary.nonzero()[:, 0])  # summed apart: beside outliers they would be rounded away
+        rest = others.sum() if target is None else total - sum_rows(dictionary.rows(outliers))
     carried = float(rest.norm()) <= _CARRIED * float(total.norm()) and len(outliers) > 0
     aside = 2 * len(outliers) <= limit and float(rest.norm()) < float(total.norm())
     apart, g = (outliers, rest) if aside else (outliers[:0], total)
@@ -173,8 +174,8 @@ def pursue(
     if not (bool(torch.isfinite(weights).all()) and math.isfinite(missing)):
         raise ValueError("weights must be finite, got NaN or infinity: scale the embeddings or raise regularization")
     if carried:
-        others = float(problem.g.norm())
-        alone = f" ({missing / others:.2g} for them alone)" if aside and others else ""
+        length = float(problem.g.norm())
+        alone = f" ({missing / length:.2g} for them alone)" if aside and length else ""
         warn(
             f"the target should be carried by many rows, got {len(outliers)} of {n} that dwarf the others, so that the "
             f"error says little about these{alone}: look for outliers or unscaled features"

@@ -3,16 +3,13 @@
 import torch
 from torch import Tensor
 
-from recollect.dictionary import Dictionary
-from recollect.numerics import sum_rows
-
 _HANDFUL = 10  # outliers at most
-_ONE_IN = 50  # at most so many of the rows are outliers
-_DWARFED = 0.9  # part of the squared norms that outliers hold
+_ONE_IN = 50  # rows at least for each outlier
+_DWARFED = 0.9  # part of all squared norms that outliers hold at least
 
 
 def find_outliers(norms: Tensor) -> Tensor:
-    """The handful of rows, if any, beside which all others together are small: lambda and weights are not theirs."""
+    """The handful of rows, if any, beside which all others together are small: they must not set lambda and weights."""
     most = min(_HANDFUL, len(norms) // _ONE_IN)
     largest = norms.topk(most)
     squares = (norms / norms.max()).square()
@@ -24,11 +21,3 @@ def find_outliers(norms: Tensor) -> Tensor:
 def without(n: int, some: Tensor) -> Tensor:
     """True for each of n candidates but some."""
     return torch.ones(n, dtype=torch.bool, device=some.device).index_fill(0, some, False)
-
-
-def sum_of(dictionary: Dictionary, which: Tensor) -> Tensor:
-    """The sum of some rows, without what others beside them would round away."""
-    total = torch.zeros(dictionary.dim, dtype=torch.float64, device=which.device)
-    for indices in which.nonzero()[:, 0].split(1024):
-        total += sum_rows(dictionary.rows(indices))
-    return total
