@@ -13,6 +13,7 @@ from recollect.cli import main
 from recollect.experiments import open_store
 from recollect.experiments.tables import NAMES, summarise
 from recollect.randomness import seeded
+from tests.mutants import read_mutants
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -26,6 +27,11 @@ def python_blocks(page: Path) -> str:
 
 
 WITH_CODE = [page for page in PAGES if page != TUTORIAL and python_blocks(page)]
+
+
+def test_each_mutant_breaks_code_that_is_there_once() -> None:
+    mutants = read_mutants((ROOT / "tests" / "mutants.txt").read_text())
+    assert not [mutant for mutant in mutants if (ROOT / mutant.file).read_text().count(mutant.old) != 1]
 
 
 def test_the_readme_tells_what_the_results_say() -> None:
