@@ -11,8 +11,7 @@ from recollect.checks import check_number
 from recollect.classes import Classes, Tally, sums_by_class
 from recollect.dictionary import Dictionary, weighted_sum
 from recollect.embedding import GradientEmbedding, Prepared
-from recollect.onepass import drawn
-from recollect.randomness import uniform_keys
+from recollect.onepass import drawn, keys_of
 from recollect.standouts import with_standouts
 
 SHORTLIST = 10.0
@@ -45,7 +44,7 @@ def shortlisted(
     by_class = labels is not None and seen is not None
     if weights is None and not by_class:
         return drawn(ids, count, seed)
-    keys = -torch.log1p(-uniform_keys(seed, ids, "shortlist"))  # the first of a race: likelier if divided by more
+    keys = -torch.log1p(-keys_of(ids, seed))  # exponential: divided by twice as much, one is twice as likely the first
     if weights is not None:
         keys /= weights.to(keys)
     class_weight, min_per_class = classes

@@ -27,9 +27,8 @@ from recollect.batch import Batch
 from recollect.dictionary import SCAN_ROWS, Dictionary, Factored, add_up
 from recollect.embedding import GradientEmbedding, Prepared
 from recollect.numerics import ExactSum
-from recollect.onepass import Arrivals, drawn, whole_classes
+from recollect.onepass import Arrivals, drawn, keys_of, whole_classes
 from recollect.progress import progress_bar
-from recollect.randomness import uniform_keys
 from recollect.rows import Outer
 from recollect.sources import examples_of
 from recollect.standouts import Standouts
@@ -377,7 +376,7 @@ def _look(work: Work, first_id: int, cuts: list[tuple[int, int]], *whats: Any) -
     batch = _load(work.load, cuts, whats)
     batch = Batch(batch.inputs, batch.targets, batch.weights, torch.arange(first_id, first_id + len(batch)))
     total, losses = work.embedding.add_total(None, batch.inputs, batch.targets, prepared=work.prepared)
-    few = batch.take((uniform_keys(work.seed, batch.ids, "shortlist") <= work.highest).nonzero()[:, 0])
+    few = batch.take((keys_of(batch.ids, work.seed) <= work.highest).nonzero()[:, 0])
     candidates = few.take(drawn(few.ids, work.limit, work.seed))
     standouts = Standouts.of(batch, losses, work.limit)
     return Found(total, candidates, standouts, whole_classes(batch.targets), len(batch))

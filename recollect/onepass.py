@@ -67,7 +67,7 @@ def one_pass(
         batches: the examples, with their ids.
         limit: how many candidates are drawn at most.
         seed: of the keys.
-        fewer: how many are drawn of so many examples, if that may be fewer: known in the end only.
+        fewer: from how many examples there were, known only in the end, to how many are drawn; `limit` if None.
         length: how many examples there will be, if that is known, for the progress bar.
         prepared: what was decided on earlier examples; on these if None.
         progress: show a progress bar in a terminal.
@@ -116,8 +116,8 @@ def drawn(ids: Tensor, limit: int, seed: int) -> Tensor:
 
 
 def keys_of(ids: Tensor, seed: int) -> Tensor:
-    """A random number for each id: the smallest are drawn."""
-    return uniform_keys(seed, ids.cpu(), "shortlist")
+    """A random number in [0, 1) for each id, the same wherever it is asked for: the smallest are drawn."""
+    return uniform_keys(seed, ids, "shortlist")
 
 
 def _drawn(some: list[Batch], limit: int, seed: int) -> Batch:

@@ -13,8 +13,8 @@ from recollect.classes import Classes, Tally, pursue_classes
 from recollect.dictionary import Dictionary, losses_of, taken, weighted_sum
 from recollect.embedding import GradientEmbedding, Prepared
 from recollect.memories.gradient_matching.pool import Pool
+from recollect.onepass import keys_of
 from recollect.pursuit import Coreset, pursue
-from recollect.randomness import uniform_keys
 from recollect.standouts import with_standouts
 
 LEAST = 2.0
@@ -95,7 +95,7 @@ class Choosing:
             return None
         weights = arrived.weights.double()
         chances = weights * (min(self.shortlist, DRAWN) * self.capacity / total)
-        race = uniform_keys(self.seed, arrived.ids, "shortlist") / chances
+        race = keys_of(arrived.ids, self.seed) / chances
         some = race.topk(max(1, int((race < 1).sum())), largest=False).indices.sort().values
         if held + len(some) > self.capacity - self.capacity // ROOM // 4:
             return None
