@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recollect.checks import check_count, check_number
-from recollect.dictionary import Dictionary, part, taken, weighted_sum
+from recollect.dictionary import SCAN_ROWS, Dictionary, part, taken, weighted_sum
 from recollect.losses import IGNORED, LOSSES, LossFunction, cross_entropy, get_loss
 from recollect.pursuit import Coreset, pursue
 from recollect.warning import warn
@@ -29,7 +29,6 @@ Classes: TypeAlias = tuple[ClassWeight | None, int]
 
 COUNTED = "class_weight and min_per_class are about classes"
 
-_BLOCK = 1024  # rows are summed this many at a time
 _ROUNDING = 1e-9  # of all that is counted: less than that is what rounding leaves of nothing
 
 
@@ -139,7 +138,7 @@ def sums_by_class(candidates: Dictionary, labels: Tensor, weights: Tensor | None
     for label in labels.unique():
         mine = (labels == label).nonzero()[:, 0]
         if weights is None:
-            sums.append(torch.stack([taken(candidates, rows).sum() for rows in mine.split(_BLOCK)]).sum(0))
+            sums.append(torch.stack([taken(candidates, rows).sum() for rows in mine.split(SCAN_ROWS)]).sum(0))
         else:
             sums.append(weighted_sum(candidates, mine, weights[mine]))
     return torch.stack(sums)

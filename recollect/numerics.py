@@ -1,4 +1,4 @@
-"""Sums and buffers of large matrices: in float64 where it matters, and at the speed of the memory; tiny numbers."""
+"""How numbers are added up and kept: in float64 where it matters, exactly where promised, as fast as memory allows."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from torch import Tensor
 _LIMB = 40  # bits of a number that are added up together
 _GRAM_ROWS = 64  # of a Gram matrix that are computed at a time
 _CASTING = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
-_BLOCK = 32  # rows are turned into float64 this many at a time: a block that stays in the cache
+CACHED_ROWS = 32
+"""Rows are turned into float64 this many at a time, so that a block stays in the cache."""
 
 
 def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -25,7 +26,7 @@ def lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 def sum_rows(matrix: Tensor) -> Tensor:
     """The sum of all rows in float64, a cache-sized block at a time: ten times faster than torch's own."""
     total = torch.zeros(matrix.shape[1], dtype=torch.float64, device=matrix.device)
-    for block in matrix.split(_BLOCK):
+    for block in matrix.split(CACHED_ROWS):
         total += block.double().sum(0)
     return total
 
@@ -34,7 +35,7 @@ def row_norms(matrix: Tensor) -> Tensor:
     """The norm of each row, in float64, so that no square of a float32 number overflows or vanishes."""
     norms = torch.empty(len(matrix), dtype=torch.float64, device=matrix.device)
     # Into one tensor: many small ones, each made beside a large temporary, would keep all those from being used again.
-    for block, place in zip(matrix.split(_BLOCK), norms.split(_BLOCK), strict=True):
+    for block, place in zip(matrix.split(CACHED_ROWS), norms.split(CACHED_ROWS), strict=True):
         torch.linalg.vector_norm(block, dim=1, dtype=torch.float64, out=place)
     return norms
 

@@ -10,9 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from recollect.numerics import gram, sum_rows
+from recollect.numerics import CACHED_ROWS, gram, sum_rows
 
-_BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
 FEW_ROWS, _SMALL = 256, 2**13
 """Rows, and products of rows, that take all initialisations at once: fewer, short steps."""
 
@@ -56,11 +55,11 @@ class Plain:
     def along(self, rows: Tensor, vector: Tensor) -> Tensor:
         if rows.dtype == vector.dtype:
             return rows @ vector
-        return torch.cat([block.to(vector.dtype) @ vector for block in rows.split(_BLOCK)])
+        return torch.cat([block.to(vector.dtype) @ vector for block in rows.split(CACHED_ROWS)])
 
     def combined(self, weights: Tensor, rows: Tensor) -> Tensor:
         total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-        for part, block in zip(weights.split(_BLOCK), rows.split(_BLOCK), strict=True):
+        for part, block in zip(weights.split(CACHED_ROWS), rows.split(CACHED_ROWS), strict=True):
             total += part @ block.double()
         return total
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from recollect.dictionary import Dictionary, InMemory, factors_of
-from recollect.numerics import lazy_zeros, power_of_two
+from recollect.numerics import CACHED_ROWS, lazy_zeros, power_of_two
 from recollect.rows import Form, Outer, Plain
 
 Center: TypeAlias = Literal["uniform", "zero"]
@@ -21,7 +21,6 @@ SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 facto
 
 _NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
 _PADDING = 16  # entries: a cache line
-_BLOCK = 32  # rows are turned into float64 this many at a time, so that they stay in the cache
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Problem:
         )
         # In memory a few at a time, so that they stay in the cache; elsewhere each call has its price.
         here = isinstance(self.dictionary, InMemory)
-        pieces = (part.split(_BLOCK if here else len(part) or 1) for part in (rows, indices))
+        pieces = (part.split(CACHED_ROWS if here else len(part) or 1) for part in (rows, indices))
         for out, some in zip(*pieces, strict=True):
             torch.mul(self.dictionary.rows(some), 1 / self.unit, out=out[:, :dim])
         if self.constant:
