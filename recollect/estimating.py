@@ -96,7 +96,7 @@ def estimate(
     known = inspect.signature(select).parameters
     if unknown := [name for name in options if name not in known or name in ("make_model", "inputs", "targets")]:
         raise ValueError(f"options must be those of select, got {unknown[0]!r}")
-    chosen = {name: options.get(name, known[name].default) for name in list(known)[5:]}
+    chosen = {name: options.get(name, p.default) for name, p in known.items() if p.kind is p.KEYWORD_ONLY}
     names = inspect.signature(GradientEmbedding).parameters
     embedding = GradientEmbedding(make_model, **{name: chosen[name] for name in names if name in chosen})
     examples, n = _first_rows(embedding, inputs, targets, target)
@@ -127,7 +127,7 @@ def estimate(
     itemsize = torch.empty(0, dtype=found.dtype).element_size()
     per_row = form.width if isinstance(form, Outer) else found.dim
     near = min(k, look(size, form, k)[1])
-    weights = sum(p.nbytes for p in embedding._model(0).parameters())
+    weights = sum(p.nbytes for p in draw_model(make_model, embedding.seed).parameters())
     draws = embedding.inits if prepared.draws is not None else 1
     raw = sum(value[:1].nbytes for value in named_tensors(examples.inputs).values())
     total = (k + 2 * (size + near)) * per_row * itemsize + k * raw + near * size * itemsize + (6 * draws + 4) * weights

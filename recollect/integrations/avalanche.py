@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from recollect.batch import Batch
 from recollect.checks import check_count
 from recollect.integrations.extras import needed_for
+from recollect.learners.training import weighted_mean
 from recollect.losses import LossFunction, check_losses
 from recollect.memories import Memory
 from recollect.randomness import generator
@@ -191,8 +192,7 @@ class _Weighted:
         if not self.strategy.is_training:
             return self.criterion(outputs, targets)
         weights = self.strategy.mbatch[2]
-        losses = check_losses(self.loss(outputs, targets), len(targets))
-        return (losses * weights.to(losses)).sum() / weights.to(losses).sum()
+        return weighted_mean(check_losses(self.loss(outputs, targets), len(targets)), weights)
 
 
 def _count_weights(strategy: Any, loss: LossFunction | None) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from recollect.checks import check_seed, check_size
 from recollect.integrations.extras import needed_for
+from recollect.tables.reading.pieces import plain, retyped
 
 with needed_for("sklearn"):
     from sklearn.utils.multiclass import check_classification_targets
@@ -23,17 +24,8 @@ def is_table(X: Any) -> bool:
 def as_table(X: Any) -> pa.Table:
     """The rows as a table; the columns of an array get numbers as names."""
     if is_table(X):
-        table = pa.table(X)
-        return pa.table([_plain(column) for column in table.columns], table.column_names)
+        return retyped(pa.table(X), plain)
     return pa.table([np.ascontiguousarray(column) for column in X.T], [str(i) for i in range(X.shape[1])])
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Categories whose names are views of text, as polars has them, as text: pyarrow cannot cast these itself."""
-    kind = column.type
-    if not (pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type)):
-        return column
-    return pa.chunked_array([c.dictionary.cast(pa.string()).take(c.indices) for c in column.chunks], pa.string())
 
 
 def needs_encoding(X: Any) -> bool:

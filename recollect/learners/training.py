@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from recollect.batch import Batch, as_inputs, forward, map_inputs, named_tensors
-from recollect.checks import check_count, check_number
+from recollect.checks import check_count, check_flag, check_number
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.numerics import flushing_denormals
 from recollect.progress import progress_bar
@@ -54,8 +54,7 @@ class Training:
             raise ValueError(f"optimizer must be a function of parameters, got {self.optimizer!r}")
         if not (self.scheduler is None or callable(self.scheduler)):
             raise ValueError(f"scheduler must be a function of an optimizer and steps, got {self.scheduler!r}")
-        if not isinstance(self.progress, bool):
-            raise ValueError(f"progress must be True or False, got {self.progress!r}")
+        check_flag("progress", self.progress)
         get_loss(self.loss)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:

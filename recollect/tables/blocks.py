@@ -43,6 +43,11 @@ class Encoded:
             return None
         return (numbered(self.labels, self.names, classes) >= 0).nonzero()[:, 0]
 
+    def take(self, table: pa.Table, places: NDArray[np.int64], classes: Sequence[str]) -> pa.Table:
+        """Rows as they came, by their places among those of these classes."""
+        fitting = self.fitting(classes)
+        return table.take(places if fitting is None else fitting.numpy()[places])
+
 
 @dataclass(frozen=True)
 class Found:
@@ -110,8 +115,7 @@ class RowsHere:
         memory.update(*self._encoded.examples(classes))
 
     def take(self, places: NDArray[np.int64], classes: Sequence[str]) -> pa.Table:
-        fitting = self._encoded.fitting(classes)
-        return self._table.take(places if fitting is None else fitting.numpy()[places])
+        return self._encoded.take(self._table, places, classes)
 
 
 class Part(NamedTuple):

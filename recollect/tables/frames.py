@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from recollect.classes import LostClassWarning
 from recollect.tables.account import Account
-from recollect.tables.conforming import examine_files, read_as
+from recollect.tables.conforming import examine_files, kinds_of, read_as
 from recollect.tables.examining import Examined, examine
 from recollect.tables.kinds import Task
 from recollect.tables.memory import TableMemory, Taken
@@ -222,9 +222,8 @@ def _named(data: Any) -> str:
 
 
 def _examine(settings: Settings, table: pa.Table, target: bool = True) -> Examined:
-    kinds = {**dict.fromkeys(settings.ignore, "ignored"), **settings.kinds}
-    decimal = settings.reading.decimal
-    return examine(cut(table), settings.target if target else None, task=settings.task, kinds=kinds, decimal=decimal)
+    wanted, decimal = settings.target if target else None, settings.reading.decimal
+    return examine(cut(table), wanted, task=settings.task, kinds=kinds_of(settings), decimal=decimal)
 
 
 def _taken(data: Any, rows: NDArray[np.int64], name: str, weights: NDArray[np.float64]) -> Any:

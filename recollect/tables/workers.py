@@ -274,5 +274,4 @@ def _joined(*tables: pa.Table) -> pa.Table:
 
 
 def _take(rows: pa.Table, encoded: Encoded, places: NDArray[np.int64], classes: tuple[str, ...]) -> pa.Table:
-    fitting = encoded.fitting(classes)
-    return rows.take(places if fitting is None else fitting.numpy()[places])
+    return encoded.take(rows, places, classes)
