@@ -1,7 +1,8 @@
 """The paper's experiments as data: what to run, how, and what came out.
 
-The way of a run, file by file: targets -> experiment -> recordings -> stacking -> group -> runner -> store -> tables
-and figures. Each hands on to the next, and none calls back.
+The way of a run, file by file: `targets` says what is wanted, `runner` puts what is outstanding into groups, `group`
+goes over one stream with each, by `recordings` (what gradient matching kept) and `stacking` (small networks trained as
+one), and every result of an `experiment` goes into `results`, of which `tables` and `figures` are made.
 """
 
 from recollect.experiments.experiment import (

@@ -18,7 +18,7 @@ from recollect.experiments.tables import (
     EPOCHS,
     NAMES,
     Cell,
-    Results,
+    Runs,
     by_epochs,
     cell,
     counting,
@@ -62,7 +62,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-def accuracy_against_size(results: Results, learner: str) -> Figure:
+def accuracy_against_size(results: Runs, learner: str) -> Figure:
     """Final accuracy by memory size on each data set (Figures 1 and 2); the paper's means are dotted.
 
     A panel shows cells of one number of epochs, that of most, and says so where it is not the paper's.
@@ -85,7 +85,7 @@ def accuracy_against_size(results: Results, learner: str) -> Figure:
     return figure
 
 
-def gain_over_reservoir(results: Results, learner: str) -> Figure:
+def gain_over_reservoir(results: Runs, learner: str) -> Figure:
     """How much better gradient matching is than a reservoir, by memory size; the paper's means are dotted."""
     found = {memory: gains(results, learner, memory) for memory in COMPARED}
     with matplotlib.rc_context(_STYLE):
@@ -106,7 +106,7 @@ def gain_over_reservoir(results: Results, learner: str) -> Figure:
     return figure
 
 
-def sensitivity(results: Results) -> Figure:
+def sensitivity(results: Runs) -> Figure:
     """GDumb while S, d and lambda vary (Figure 3): a row for each data set and size that was run."""
     labels = {
         "inits": "S, initialisations",
@@ -132,17 +132,17 @@ def sensitivity(results: Results) -> Figure:
     return figure
 
 
-def initialisation(results: Results) -> Figure:
+def initialisation(results: Runs) -> Figure:
     """GDumb with other initialisation distributions (Figure 4)."""
     return _two_curves(results, "init", ("kaiming_uniform", "kaiming_normal"), "init_scale", "scale of the draws")
 
 
-def regularisation(results: Results) -> Figure:
+def regularisation(results: Runs) -> Figure:
     """Weights pulled towards the best equal weight or towards zero (Figure 8)."""
     return _two_curves(results, "center", ("uniform", "zero"), "regularization", "lambda / S")
 
 
-def per_task(results: Results, learner: str = "gdumb", size: int = 500) -> Figure:
+def per_task(results: Runs, learner: str = "gdumb", size: int = 500) -> Figure:
     """Accuracy on the whole test part after each batch of the stream (Figures 6 and 7).
 
     A panel shows runs of one number of epochs, that of most runs, and says so where it is not the paper's.
@@ -209,7 +209,7 @@ def _tried(result: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return SENSITIVITY.get(result["memory"], {})
 
 
-def _places(results: Results, wanted: Callable[[dict[str, Any]], bool]) -> list[Place]:
+def _places(results: Runs, wanted: Callable[[dict[str, Any]], bool]) -> list[Place]:
     """Where GDumb was run with varied settings of the wanted kind, in the order of the tables."""
     found = {_place(r) for r in varying(results) if r["learner"] == "gdumb" and wanted(r) and r["dataset"] in DATASETS}
     return sorted(found, key=lambda p: (DATASETS.index(p[0]), p[2] or 0, p[1]))
@@ -219,7 +219,7 @@ def _place(result: dict[str, Any]) -> Place:
     return result["dataset"], result["size"], result["rows"]
 
 
-def _two_curves(results: Results, name: str, values: tuple[str, str], varied: str, label: str) -> Figure:
+def _two_curves(results: Runs, name: str, values: tuple[str, str], varied: str, label: str) -> Figure:
     """A panel for each data set and size at which the paper's matching was run with both options set."""
     places = _places(results, lambda r: r["memory"] == "gmc" and set(r["options"]) == {name, varied})
     with matplotlib.rc_context(_STYLE):
@@ -255,7 +255,7 @@ def _varied_axes(axes: Axes, label: str) -> None:
     axes.set_visible(bool(axes.get_lines()))  # of what was not run there is nothing to see
 
 
-def _by_option(results: Results, place: Place, memory: str, value_of: Any) -> dict[float, Cell]:
+def _by_option(results: Runs, place: Place, memory: str, value_of: Any) -> dict[float, Cell]:
     """Cells of GDumb at a data set and size by what was varied."""
     groups: dict[float, list[float]] = {}
     for r in varying(results):

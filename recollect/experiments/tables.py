@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from recollect.experiments.experiment import DEFAULT_STREAMS
 from recollect.experiments.targets import DATASETS, SHOWN_MEMORIES, SIZES, PaperResult, paper_result, paper_results
 
-Results = list[dict[str, Any]]
+Runs = list[dict[str, Any]]
+"""Results of runs, as `results.Results` reads them."""
 Key = tuple[str, str, str, int]  # learner, data set, memory, size
 
 EPOCHS = 200
@@ -117,22 +118,22 @@ def departures(result: dict[str, Any]) -> dict[str, Any]:
     return {**{name: result[name] for name, value in plain.items() if result[name] != value}, **result["options"]}
 
 
-def counting(results: Results) -> Results:
+def counting(results: Runs) -> Runs:
     """The runs that count in tables and figures: those as in the paper."""
     return [result for result in results if not departures(result)]
 
 
-def varying(results: Results) -> Results:
+def varying(results: Runs) -> Runs:
     """Runs as in the paper but for options of the memory, and perhaps fewer rows, which whoever shows them must say."""
     return [r for r in results if r["options"] and departures({**r, "rows": None}) == r["options"]]
 
 
-def shortened(results: Results) -> Results:
+def shortened(results: Runs) -> Runs:
     """Runs as in the paper but for fewer epochs."""
     return [r for r in results if departures(r) == {"epochs": r["epochs"]} and r["epochs"] < EPOCHS]
 
 
-def by_epochs(results: Results) -> dict[Key, dict[int, Cell]]:
+def by_epochs(results: Runs) -> dict[Key, dict[int, Cell]]:
     """Mean and deviation over seeds of the runs that count and of shortened ones, never mixed."""
     groups: dict[Key, dict[int, dict[int, float]]] = {}
     for r in [*counting(results), *shortened(results)]:
@@ -141,7 +142,7 @@ def by_epochs(results: Results) -> dict[Key, dict[int, Cell]]:
     return {key: {e: cell(v.values(), e) for e, v in sorted(of_cell.items())} for key, of_cell in groups.items()}
 
 
-def summarise(results: Results) -> dict[Key, Cell]:
+def summarise(results: Runs) -> dict[Key, Cell]:
     """Mean and deviation over seeds of the runs that count."""
     return {key: cells[EPOCHS] for key, cells in by_epochs(results).items() if EPOCHS in cells}
 
@@ -158,7 +159,7 @@ class Coverage(NamedTuple):
         return f"{told}, {self.shortened} of them with fewer epochs" if self.shortened else told
 
 
-def coverage(results: Results) -> Coverage:
+def coverage(results: Runs) -> Coverage:
     """How much of the paper's tables was run.
 
     Example:
@@ -176,7 +177,7 @@ def cell(values: Iterable[float], epochs: int = EPOCHS) -> Cell:
     return Cell(mean(numbers), stdev(numbers) if len(numbers) > 1 else 0.0, len(numbers), epochs)
 
 
-def epochs_run(results: Results, learner: str, dataset: str) -> list[int]:
+def epochs_run(results: Runs, learner: str, dataset: str) -> list[int]:
     """With how many epochs cells of a block were run, those first that most cells have.
 
     Cells of different epochs have no place side by side: whoever shows a block shows one number at a time.
@@ -190,7 +191,7 @@ def epochs_run(results: Results, learner: str, dataset: str) -> list[int]:
     return sorted(counts, key=lambda epochs: (-counts[epochs], -epochs)) or [EPOCHS]
 
 
-def accuracy_table(results: Results, learner: str, dataset: str, epochs: int | None = None) -> Table:
+def accuracy_table(results: Runs, learner: str, dataset: str, epochs: int | None = None) -> Table:
     """One block of the paper's Tables 1 and 2: ours, then the paper's in brackets; what was not run is left empty.
 
     Args:
@@ -229,7 +230,7 @@ VERDICTS = ("better", "within", "worse", "unknown")
 """Beyond the deviation in either direction or not; unknown where both have a single seed."""
 
 
-def gains(results: Results, learner: str, memory: str, against: str = "reservoir") -> dict[tuple[str, int], Gain]:
+def gains(results: Runs, learner: str, memory: str, against: str = "reservoir") -> dict[tuple[str, int], Gain]:
     """How much better one memory is than another, by data set and size.
 
     Only runs of as many epochs are compared: of the numbers that both were run with, the largest.
@@ -250,7 +251,7 @@ def gains(results: Results, learner: str, memory: str, against: str = "reservoir
     return found
 
 
-def difference_table(results: Results, learner: str, memory: str = "gmc", against: str = "reservoir") -> Table:
+def difference_table(results: Runs, learner: str, memory: str = "gmc", against: str = "reservoir") -> Table:
     """How much better one memory is than another, ours with a verdict on the paper's claim, then the paper's."""
     found, rows = gains(results, learner, memory, against), []
     for dataset in (name for name in DATASETS if any(key[0] == name for key in found)):

@@ -12,7 +12,7 @@ from recollect.experiments.tables import (
     EPOCHS,
     NAMES,
     VERDICTS,
-    Results,
+    Runs,
     by_epochs,
     counting,
     coverage,
@@ -24,7 +24,7 @@ from recollect.experiments.targets import DATASETS, SIZES, paper_results
 from recollect.report.page import accuracy_tables, cost_table, difference_tables, learners_of, other_settings, verdicts
 
 
-def write_document(results: Results, path: Path) -> str:
+def write_document(results: Runs, path: Path) -> str:
     """The page as text; its figures are saved as PNG and SVG in the folder images/<name of the page> beside it."""
     template = resources.files("recollect.report").joinpath("document.md.j2").read_text("utf-8")
     environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)  # Markdown: not escaped
@@ -53,7 +53,7 @@ def write_document(results: Results, path: Path) -> str:
     )
 
 
-def _levels(results: Results) -> list[str]:
+def _levels(results: Runs) -> list[str]:
     """By how much the level of accuracy differs from the paper's, told by Reservoir."""
     ours, paper = summarise(results), paper_results()
     told = []
@@ -66,7 +66,7 @@ def _levels(results: Results) -> list[str]:
     return told
 
 
-def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]]:
+def _figures(results: Runs, learners: list[str]) -> list[tuple[str, str, Any]]:
     made = []
     for name in learners:
         title = f"{NAMES[name]}: accuracy against memory size"
@@ -91,7 +91,7 @@ def _figures(results: Results, learners: list[str]) -> list[tuple[str, str, Any]
     return made
 
 
-def _missing(results: Results) -> list[str]:
+def _missing(results: Runs) -> list[str]:
     """Cells of the paper's tables that were not run, by learner and data set."""
     ours, told = by_epochs(results), []
     for learner in ("gdumb", "er"):
@@ -103,7 +103,7 @@ def _missing(results: Results) -> list[str]:
     return told
 
 
-def _hours(results: Results) -> list[tuple[str, str, int, float]]:
+def _hours(results: Runs) -> list[tuple[str, str, int, float]]:
     """How many runs each part has, and how long they took, in hours of one process."""
     parts: dict[tuple[str, str], list[float]] = {}
     for r in results:

@@ -23,7 +23,7 @@ from recollect.experiments.tables import (
     EPOCHS,
     NAMES,
     VERDICTS,
-    Results,
+    Runs,
     Table,
     accuracy_table,
     by_epochs,
@@ -44,7 +44,7 @@ MAIN = ("recollect", "clustering", "gmc", "gmc-last-layer", "reservoir")
 PICTURED = ("mnist", "fashion-mnist", "digits")
 
 
-def build_page(results: Results, load: LoadDataset | None = None) -> str:
+def build_page(results: Runs, load: LoadDataset | None = None) -> str:
     """The page as text; every name that came from outside is escaped.
 
     Args:
@@ -80,39 +80,41 @@ def _load_if_here(name: str) -> Dataset | None:
     return datasets.load(name) if name == "digits" or datasets.find(name) is not None else None
 
 
-def learners_of(results: Results) -> list[str]:
+def learners_of(results: Runs) -> list[str]:
     """Those of the paper's tables of which there are results."""
-    return [name for name in LEARNERS_SHOWN if any(key[0] == name for key in by_epochs(results))]
+    known = {learner for learner, *_ in by_epochs(results)}
+    return [name for name in LEARNERS_SHOWN if name in known]
 
 
-def accuracy_tables(results: Results, learner: str) -> list[Table]:
+def accuracy_tables(results: Runs, learner: str) -> list[Table]:
     """One for each data set of which there are results; further ones for those of other numbers of epochs."""
     return [table for _, table in tables_by_dataset(results, learner)]
 
 
-def tables_by_dataset(results: Results, learner: str) -> list[tuple[str, Table]]:
+def tables_by_dataset(results: Runs, learner: str) -> list[tuple[str, Table]]:
     """The same, each with the name of its data set."""
     made = []
-    for dataset in (name for name in DATASETS if any(key[:2] == (learner, name) for key in by_epochs(results))):
+    known = {key[:2] for key in by_epochs(results)}
+    for dataset in (name for name in DATASETS if (learner, name) in known):
         made.append((dataset, accuracy_table(results, learner, dataset)))
         others = epochs_run(results, learner, dataset)[1:]
         made += [(dataset, accuracy_table(results, learner, dataset, epochs)) for epochs in others]
     return made
 
 
-def verdicts(results: Results, learner: str) -> list[tuple[str, str, Counter[str]]]:
+def verdicts(results: Runs, learner: str) -> list[tuple[str, str, Counter[str]]]:
     """How often one memory is better or worse than another that it is compared with, by more than the deviation."""
     found = ((pair, gains(results, learner, *pair).values()) for pair in COMPARISONS)
     return [(NAMES[a], NAMES[b], Counter(gain.verdict for gain in some)) for (a, b), some in found if some]
 
 
-def difference_tables(results: Results, learner: str) -> list[Table]:
+def difference_tables(results: Runs, learner: str) -> list[Table]:
     """One for each two memories that are compared and were both run."""
     made = [difference_table(results, learner, *pair) for pair in COMPARISONS]
     return [table for table in made if table.rows]
 
 
-def _curves(results: Results) -> dict[str, Any]:
+def _curves(results: Runs) -> dict[str, Any]:
     """What the script draws: points by learner, data set and memory, of one number of epochs each, and the paper's."""
     cells = by_epochs(results)
     number = {part: epochs_run(results, *part)[0] for part in {key[:2] for key in cells}}
@@ -146,7 +148,7 @@ def _as_script(value: Any) -> str:
     return json.dumps(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _galleries(results: Results, load: LoadDataset) -> list[dict[str, Any]]:
+def _galleries(results: Runs, load: LoadDataset) -> list[dict[str, Any]]:
     """Pictures of what memories kept, one per data set and memory, of the first seed that says which."""
     galleries: list[dict[str, Any]] = []
     for name in PICTURED:
@@ -207,7 +209,7 @@ def _data_address(figure: Figure, dpi: int) -> str:
     return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
-def cost_table(results: Results) -> Table:
+def cost_table(results: Runs) -> Table:
     """How long choosing took and how well the kept match, by data set, memory and size: means over seeds.
 
     Gradients of a batch are computed once for all sizes, and counted with the first.
@@ -232,7 +234,7 @@ def _cost(found: list[dict[str, Any]]) -> str:
     return f"{seconds:.0f} s" + (f", {mean(errors):.4f}" if errors else "")
 
 
-def other_settings(results: Results) -> list[str]:
+def other_settings(results: Runs) -> list[str]:
     """Runs that are not in the tables, because they were made with other settings: which, and how many."""
     groups: dict[str, list[str]] = {}
     for r in results:
