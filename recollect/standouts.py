@@ -46,7 +46,7 @@ class Standouts:
 
     @classmethod
     def of(cls, batch: Batch, losses: Tensor, candidates: int) -> "Standouts":
-        """Of some examples, where so many are drawn."""
+        """Of a batch with these losses, beside a shortlist of so many candidates."""
         losses, limit = losses.double().cpu(), _limit(candidates)
         found = cls(batch, losses, limit, len(losses), float(losses.sum()), float(losses.square().sum()))
         return found._loudest()

@@ -45,7 +45,7 @@ class Heard:
         free: gradients of parameters that were made anew for each example, (n, *shape).
         strange: parameters that were used in another way than planned, and by which function.
         losses: of the examples, unscaled, summed over draws if there are several; none where nobody asked a loss.
-        any: whether any parameter was used at all, be it that no gradient goes back to it.
+        any: whether any parameter was used at all, even one that no gradient reaches.
     """
 
     uses: list[Use]
@@ -74,9 +74,8 @@ class Listener(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._names, self._n, self._mark, self._alike = names, n, mark, alike
-        self._turned: dict[
-            int, tuple[str, Tensor]
-        ] = {}  # transposed parameters, held so that no other gets their place
+        # Transposed parameters by identity; held, so that no other tensor gets the same.
+        self._turned: dict[int, tuple[str, Tensor]] = {}
         self.uses: list[Use] = []
         self.marks: list[Any] = []
         self.strange: dict[str, Any] = {}
@@ -216,9 +215,8 @@ def arranged(heard: Heard, layouts: Mapping[Key, Layout], n: int) -> Heard:
             use = replace(use, input=use.input.movedim(1, 0), delta=use.delta.movedim(1, 0))
         uses.append(use)
     # What is used together is computed together: a weight whose bias is strange is left to the slow way too.
-    while more := {name for use in uses for name in _names(use) if not strange.keys().isdisjoint(_names(use))} - set(
-        strange
-    ):
+    together = [set(_names(use)) for use in uses]
+    while more := set[str]().union(*(names for names in together if not names.isdisjoint(strange))) - strange.keys():
         strange |= dict.fromkeys(more, "what it is used with")
     uses = [use for use in uses if strange.keys().isdisjoint(_names(use))]
     return replace(heard, uses=uses, strange=strange)

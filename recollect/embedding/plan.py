@@ -22,7 +22,7 @@ from recollect.warning import warn
 PROBES = 3
 """How many real examples, the first, each rule is compared with autograd on."""
 
-_MIXED = (1, 3, 0, 4, 2)  # more, spread over all that are there: what depends on their order or their number shows
+_MIXED = (1, 3, 0, 4, 2)  # five more, spread over all and out of order: shows what depends on order or on number
 
 Layers: TypeAlias = str | tuple[str, ...]
 Truth: TypeAlias = list[dict[str, Tensor | None]]

@@ -21,7 +21,7 @@ Numbers = NDArray[np.float64]  # (n,)
 
 _ROUNDS = 20  # of k-means: later ones move centres less than another seed does
 _TRIALS = 3  # rows that are drawn for each centre to start with
-_FEW = 8  # up to one row in so many too many: a small update, in which most of what is held stays
+_FEW = 8  # at most one row too many for this many places is a small update, in which most of what is held stays
 _MOST = 4096  # rows whose distances from one another are computed all at once
 _BLOCK = 4096  # rows that are turned into float64 at a time
 

@@ -11,17 +11,17 @@ from recollect.pursuit.factor import GrowingCholesky, GrowingRows
 from recollect.pursuit.problem import Problem, Rule
 from recollect.rows import Form, Outer
 
-CHOSEN_PER_PICK = {"inner-product": 4, "least-squares": 16}  # one pick per scan for so many chosen so far
+CHOSEN_PER_PICK = {"inner-product": 4, "least-squares": 16}  # a scan allows one pick for each so many chosen so far
 PICKS_PER_SCAN = 128  # at most
 POOL_PER_PICK = 2
 POOL_AT_LEAST = 64  # where there is more than one pick: a few candidates would soon be outdone by those outside
 POOL_FOR_ONE = 8  # where scores are quotients, which a scan in float32 cannot always rank
 PICKS_PER_LOOK = (8, 128)  # at least and at most, before least squares looks at all candidates again
 NEAR_PER_PICK = 6  # rows that are kept near for each pick until then
-CHOSEN_PER_LOOK, NEAR_AT_LEAST = 6, 512  # a look once so many chosen have become one more, and how many are near
-CHOSEN_PER_LOOK_OF_FACTORS = 4  # products of near ones take a fraction of the time
-NEAR_FACTORS = (1024, 2048)  # at least, and at most where there are many candidates, of which one in so many is near:
-CANDIDATES_PER_NEAR = 5
+CHOSEN_PER_LOOK, NEAR_AT_LEAST = 6, 512  # look again once a sixth more are chosen; so many rows are near at least
+CHOSEN_PER_LOOK_OF_FACTORS = 4  # the same for factors, whose products take a fraction of the time
+CANDIDATES_PER_NEAR = 5  # of factors, one candidate in five is near,
+NEAR_FACTORS = (1024, 2048)  # but no fewer and no more than these
 
 
 def picks_per_scan(chosen: int, rule: Rule, exact: bool) -> int:
@@ -56,7 +56,7 @@ class Pool:
     Attributes:
         indices: which they are, ascending.
         rows: they themselves.
-        W: L^-1 G_I rows^T; None if there is one of them, for which nobody asks.
+        W: L^-1 G_I rows^T; None for a pool of one, which is picked without it.
         c: their inner products with the residual.
         q: W^T L^-1 1.
         outside: the best score that those outside have, at most.
@@ -201,5 +201,5 @@ def _between(least: int, most: int, value: int) -> int:
 
 
 def pool_size(picks: int) -> int:
-    """Out of how many of the best so many are picked."""
+    """How many of the best candidates are in a pool from which this many are picked at most."""
     return POOL_FOR_ONE if picks == 1 else max(POOL_AT_LEAST, POOL_PER_PICK * picks)

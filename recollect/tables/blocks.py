@@ -132,7 +132,7 @@ def cut_blocks(pieces: Iterable[tuple[Any, int, int]], rows: int, most_bytes: in
     Args:
         pieces: what each piece is, how many rows it has, and how many bytes these take.
         rows: of a block.
-        most_bytes: a block that takes so many has no more rows.
+        most_bytes: a block that takes this many is closed, however few rows it has.
 
     Example:
         >>> [[tuple(part) for part in block] for block in cut_blocks([("a", 5, 50), ("b", 2, 20)], 3, 1000)]

@@ -72,7 +72,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _meaning(kind: pa.DataType) -> str:
-    """What values of a type are, so that types of one meaning differ in what they have room for alone."""
+    """What values of a type mean: types of one meaning differ only in which values they have room for."""
     types = pa.types
     if types.is_dictionary(kind):
         return _meaning(kind.value_type)

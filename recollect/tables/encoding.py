@@ -75,7 +75,7 @@ class Drift:
     strays: dict[str, int] = field(default_factory=dict)  # values that are no numbers, or no dates
 
     def note(self, column: Column, noted: Noted, rows: int) -> None:
-        """Take note of what so many rows hold; many values that are none of the column's are another column."""
+        """Take note of what `rows` rows hold; refused if so many values do not fit that it must be another column."""
         name = column.name
         if noted.strays > max(1, _OTHERS * rows):
             raise ValueError(

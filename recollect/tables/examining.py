@@ -40,7 +40,7 @@ class Examined:
         summaries: what was gathered, by column.
         reads: what each column is.
         target: the column to be predicted, if one was named.
-        task: what was asked for, or what the target suggests.
+        asked: the task that was asked for, if one was; `task` is that, or what the target suggests.
     """
 
     summaries: dict[str, Summary]

@@ -287,7 +287,7 @@ class Summary:
         return Read(kind, moments, guess.form, max(strays, 0), ", ".join(why))
 
     def _is_id(self, moments: Moments) -> str | None:
-        """Why a column of whole numbers is none that means anything."""
+        """Why whole numbers are taken for mere identifiers; None if they may mean something."""
         if self.start is not None and self.count >= _ROW_NUMBERS:
             return "row numbers: set aside"
         many = len(self.distinct) > _FEW_CLASSES or len(self.distinct) > max(self.count / 2, _FEW_TEXTS)

@@ -57,7 +57,7 @@ class Choosing:
         return self.classes == (None, 0)
 
     def limit(self, count: int, before: float) -> int:
-        """How many of so many examples that arrive are candidates at most; those before them count so much."""
+        """How many of `count` arriving examples are candidates at most, where those before stand for `before`."""
         return shortlist_length(self.capacity, self.shortlist_for(count, before + count))
 
     def shortlist_for(self, arrived: float, total: float) -> float | None:

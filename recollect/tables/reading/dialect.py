@@ -167,7 +167,7 @@ class Skipped:
     Attributes:
         rows: how many.
         first: the first of them.
-        start: how many rows, these among them, the files have that were read before.
+        start: how many rows the files that were read before have, those left out among them.
     """
 
     rows: int = 0
@@ -182,7 +182,7 @@ class Skipped:
         self._places.append(self.start + place)
 
     def places(self, before: int, count: int) -> NDArray[np.int64]:
-        """Where rows are in the files, as many as were read after others; those that were left out have their places.
+        """Where `count` rows that were read after `before` others stand in the files, where rows left out count too.
 
         Example:
             >>> skipped = Skipped()
