@@ -1,6 +1,7 @@
 """Where rows come from and how files are told apart: sources, encodings, delimiters, compression."""
 
 import csv
+import errno
 import gzip
 import io
 import json
@@ -274,6 +275,20 @@ def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> 
     with opened(["-"]) as [source]:
         assert source.name == "standard input" and str(source.dialect) == "ndjson, unpacked from gzip"
         assert sum(piece.num_rows for piece in pieces(source)) == 2
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_a_copy_that_has_no_room_says_so_and_not_that_nothing_is_there(
+    reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(reason, "no room")
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"x,y\n1,2\n")))
+    monkeypatch.setattr("shutil.copyfileobj", full)
+    with pytest.raises(OSError, match="no room") as caught, opened(["-"]):
+        pass
+    assert caught.value.errno == reason
 
 
 def test_records_are_read_whatever_their_layout(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ What is not a file here, standard input or something at an address, is copied to
 twice, and must not change in between.
 """
 
+import errno
 import glob
 import hashlib
 import re
@@ -171,7 +172,7 @@ def _copied(address: str, path: Path, reading: Reading | None) -> Source:
         with path.open("wb") as copy, _content(address) as content:
             shutil.copyfileobj(content, copy, 2**20)
     except OSError as error:
-        if error.errno == 28:  # no space left
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the copy has no room, whatever is there
             raise
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"{name!r} must be there and readable, got: {reason}") from None
