@@ -59,6 +59,10 @@ def drawn_by_weight(weights: Tensor, n: int, generator: torch.Generator) -> Tens
         >>> drawn_by_weight(torch.tensor([1.0, 2.0, 0.0, 5.0]), 8, torch.Generator().manual_seed(0))
         tensor([0, 1, 1, 3, 3, 3, 3, 3])
     """
+    if len(weights) and (least := float(weights.min())) < 0:
+        raise ValueError(
+            f"weights to draw by must be at least 0, got {least:g}: take mix='weighted' or nonnegative=True"
+        )
     ends = weights.double().cpu().cumsum(0)
     points = torch.arange(n, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
     last = int(weights.nonzero().max()) if weights.any() else len(weights) - 1  # where rounding goes beyond the end

@@ -1,5 +1,6 @@
 """New and remembered examples together, in the loaders and samplers of torch."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -171,3 +172,16 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="come in a random order, got shuffle=False"):
         rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="drawn", shuffle=False)
     assert len([*rc.rehearsal_loader(NEW, rc.Reservoir(3), batch_size=8, mix="drawn")]) == 3  # nothing is held
+
+
+def test_a_memory_with_negative_weights_is_not_drawn_from() -> None:
+    rows = torch.randn(400, 3, generator=torch.Generator().manual_seed(4)), torch.arange(400) % 3
+    memory = rc.GradientMatching(partial(rc.models.mlp, 3, 3), 60, inits=2, nonnegative=False, regularization=0.0)
+    memory.update(*rows)
+    assert float(memory.batch.weights.min()) < 0
+    with pytest.raises(ValueError, match=r"weights to draw by must be at least 0, got -.*: take mix='weighted'"):
+        list(rc.rehearsal_loader(NEW, memory, batch_size=8, mix="drawn"))
+    learner = rc.ExperienceReplay(partial(rc.models.mlp, 3, 3), memory, epochs=1)
+    with pytest.raises(ValueError, match="weights to draw by must be at least 0"):
+        learner.observe(*NEW)
+    assert memory.seen == 400
