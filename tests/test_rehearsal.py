@@ -171,6 +171,8 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="halves")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="come in a random order, got shuffle=False"):
         rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="drawn", shuffle=False)
+    with pytest.raises(ValueError, match="drawn by a sampler of their own, got another: leave it out, or take the"):
+        rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="drawn", sampler=range(29))
     assert len([*rc.rehearsal_loader(NEW, rc.Reservoir(3), batch_size=8, mix="drawn")]) == 3  # nothing is held
 
 

@@ -43,7 +43,7 @@ def rehearsal_loader(
         shuffle: whether new and remembered examples come mixed, in a new order at each pass.
         seed: of that order.
         **options: what else `torch.utils.data.DataLoader` takes, such as `num_workers`. For a sampler of your own, as
-            under DDP, make a `DataLoader` of this one's `dataset`.
+            under DDP, make a `DataLoader` of the `dataset` of this one with `mix="weighted"`.
 
     Example:
         >>> from recollect import Reservoir
@@ -62,10 +62,15 @@ def rehearsal_loader(
         raise ValueError(f"mix must be 'weighted' or 'drawn', got {mix!r}")
     if mix == "drawn" and not shuffle:
         raise ValueError("examples that are drawn come in a random order, got shuffle=False: leave it out")
+    if mix == "drawn" and options.get("sampler") is not None:
+        raise ValueError(
+            "examples are drawn by a sampler of their own, got another: leave it out, or take the dataset of "
+            "mix='weighted', which has the weights"
+        )
     options = {"generator": generator(check_seed(seed), "rehearsal", memory.seen), **options}
     if held is not None and mix == "drawn":
         weights = torch.cat([torch.ones(len(parts[0])), held.weights.cpu()])  # type: ignore[arg-type]
-        shuffle, options = False, {"sampler": Drawn(weights, options["generator"]), **options}
+        shuffle, options = False, {**options, "sampler": Drawn(weights, options["generator"])}
         held = replace(held, weights=torch.ones_like(held.weights))
     if held is not None:
         parts.append(WeightedDataset(held))
