@@ -57,7 +57,9 @@ def select(
 ) -> Dataset:
     """Choose the few weighted rows whose loss gradients add up to those of all.
 
-    For the options that are not here, take `tensors`, `recollect.select` and `weighted`, which is all that it does.
+    Their weights add up to about the number of all, as they are to be mixed with new rows of weight one. For the
+    options that are not here, take `tensors`, `recollect.select(..., hold_count=True)` and `weighted`, which is all
+    that it does.
 
     Args:
         make_model: returns a freshly initialised model at each call, as from its configuration. If it returns a
@@ -106,6 +108,7 @@ def select(
         batch_size=batch_size,
         device=device,
         shortlist=shortlist,
+        hold_count=True,
         seed=seed,
         progress=progress,
     )

@@ -102,10 +102,16 @@ def test_choosing_from_a_dataset_equals_choosing_from_its_tensors() -> None:
     with seeded(0):
         kept = select(gpt, rows, 8, inits=2, dim=100)
         inputs, targets = tensors(rows)
-        coreset = rc.select(gpt, inputs, targets, 8, loss=next_token_loss, inits=2, dim=100)
+        coreset = rc.select(gpt, inputs, targets, 8, loss=next_token_loss, inits=2, dim=100, hold_count=True)
     assert kept["text"][:] == [f"row {i}" for i in sorted(coreset.indices.tolist())]
     order = coreset.indices.argsort()
     assert kept["weight"][:] == coreset.weights[order].tolist()
+
+
+def test_kept_rows_stand_for_all_beside_new_ones_of_weight_one() -> None:
+    rows = Dataset.from_dict({"input_ids": [[i % 20, i % 7, i % 11] for i in range(300)], "labels": [*range(3)] * 100})
+    kept = select(bert, rows, 40, columns=["input_ids"], inits=2)
+    assert sum(kept["weight"]) == pytest.approx(300, rel=0.1)
 
 
 def test_rows_of_several_lengths_need_a_collator() -> None:
