@@ -240,7 +240,7 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
         Args:
             X: rows of numbers, or a table.
             y: one label per row.
-            sample_weight: how many each row stands for, if not one; what is kept stands for as many.
+            sample_weight: how many each row stands for, if not one.
         """
         return self._learn(X, y, None, sample_weight, first=True, stream=False)
 
@@ -351,7 +351,7 @@ class CoresetRegressor(RegressorMixin, _CoresetEstimator):  # type: ignore[misc]
         Args:
             X: rows of numbers, or a table.
             y: one number per row.
-            sample_weight: how many each row stands for, if not one; what is kept stands for as many.
+            sample_weight: how many each row stands for, if not one.
         """
         return self._learn(X, y, sample_weight, first=True, stream=False)
 
