@@ -1625,3 +1625,39 @@ def test_an_update_can_be_killed_at_any_moment(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_update_can_be_killed_a_hundred_times(tmp_path: Path) -> None:
     survive_kills(tmp_path, 100)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "change", "said"),
+    [
+        (0, lambda line: line.partition(",")[0] + ",", "the target 'y' must be known in every row"),
+        (1, lambda line: line.partition(",")[0] + ",", "the target 'y' must be known in every row"),
+        (1, lambda line: line.replace(",", "cold,"), "column 'x' must hold numbers as in the first file"),
+    ],
+)
+def test_of_several_files_the_one_with_something_wrong_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: int, change: Any, said: str
+) -> None:
+    for day in range(3):
+        lines = [f"{i}.5,{'yes' if i % 3 else 'no'}" for i in range(40 * day, 40 * day + 40)]
+        if day == wrong:
+            lines = lines[:1] + [change(line) for line in lines[1:]]
+        (tmp_path / f"day{day}.csv").write_text("\n".join(["x,y", *lines]))
+    assert run("init", tmp_path / "s", "--target", "y", "--size", 10) == 0
+    capsys.readouterr()
+    assert run("update", tmp_path / "s", *(tmp_path / f"day{day}.csv" for day in range(3))) == 2
+    assert f"day{wrong}.csv': {said}" in one_line(capsys)
+
+
+def test_a_column_by_another_name_is_told_with_the_name_that_came() -> None:
+    known, came = pa.table({"city": ["a"], "load": [1.0]}), pa.table({"CITY": ["a"], "load": [1.0]})
+    with pytest.raises(ValueError, match=r"the column 'city' of the first file, which is missing, while 'CITY' came"):
+        conform(came, known.schema, "b.csv", ())
+
+
+def test_a_target_that_was_called_dates_is_a_quantity_also_where_days_come_again(tmp_path: Path) -> None:
+    rows = [f"{i},2024-01-{1 + i % 28:02}" for i in range(200)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]))
+    store = Store.create(tmp_path / "s", Settings("y", 10, kinds={"y": "date"}))
+    store.update([tmp_path / "a.csv"])
+    assert store.load().encoding.task == "regression"

@@ -100,12 +100,14 @@ def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence
 
     wanted_names, names, what = schema.names, piece.schema.names, repr(str(source))
     if wanted_names != names:
+        more = sorted(set(names) - set(wanted_names) - set(ignore or ()))
         if missing := sorted(set(wanted_names) - set(names) - set(ignore or ())):
+            new = f", while {', '.join(map(repr, more[:3]))} came besides" if more else ""
             raise ValueError(
-                f"{what} must have the column {missing[0]!r} of the first file, which is missing: "
+                f"{what} must have the column {missing[0]!r} of the first file, which is missing{new}: "
                 f"{advice(missing[0], 'take it as missing values, or name it so if it is the target')}"
             )
-        if more := sorted(set(names) - set(wanted_names) - set(ignore or ())):
+        if more:
             raise ValueError(
                 f"{what} must have the columns of the first file, got {more[0]!r} besides: "
                 f"{advice(more[0], 'leave it out')}"

@@ -78,10 +78,8 @@ class Drift:
         """Take note of what `rows` rows hold; refused if so many values do not fit that it must be another column."""
         name = column.name
         if noted.strays > max(1, _OTHERS * rows):
-            raise ValueError(
-                f"column {name!r} must hold {column.kind}s as in the first file, got {noted.stray[:60]!r} "
-                f"and {counted(noted.strays - 1, 'other')} that {'is' if noted.strays == 2 else 'are'} none: {_ANSWER}"
-            )
+            others = f"{counted(noted.strays - 1, 'other')} that {'is' if noted.strays == 2 else 'are'} none"
+            raise ValueError(_another(column, f"{noted.stray[:60]!r} and {others}"))
         strays = 0 if column.strays else noted.strays
         if strays:
             self.strays[name] = self.strays.get(name, 0) + strays
@@ -251,9 +249,7 @@ def _encode(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32]) -
         else:
             numbers = numbers_of(column.name, values, cast(NumberForm, column.form or "point"))
     except pa.ArrowException:
-        raise ValueError(
-            f"column {column.name!r} must hold {column.kind}s as in the first file, got {values.type}: {_ANSWER}"
-        ) from None
+        raise ValueError(_another(column, values.type)) from None
     known = np.isfinite(numbers)
     standard = np.where(known, (numbers - column.mean) / column.scale, 0.0)
     beyond = np.maximum(np.abs(standard) - _FAR, 0.0)
@@ -265,7 +261,12 @@ def _encode(column: Column, values: pa.ChunkedArray, out: NDArray[np.float32]) -
     return Noted(int((~known).sum()), strays, stray, outside)
 
 
-_ANSWER = "mend it, or pass --ignore with its name to take it as missing in this file"
+def _another(column: Column, got: object) -> str:
+    """The sentence for a column that holds something else than it did."""
+    return (
+        f"column {column.name!r} must hold {column.kind}s as in the first file, got {got}: "
+        f"mend it, or pass --ignore {column.name} to take it as missing in this file"
+    )
 
 
 def _strays(values: pa.ChunkedArray, known: NDArray[np.bool_]) -> tuple[int, str]:

@@ -18,7 +18,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
@@ -301,7 +301,9 @@ class Store:
         with self._locked(wait, say):
             self._check_known(ignore, sources)
             for source in sources:
-                yield self._update_one(source, reading, tuple(ignore), make_network, force, progress, say, workers)
+                with _naming(source) if len(sources) > 1 else nullcontext():
+                    done = self._update_one(source, reading, tuple(ignore), make_network, force, progress, say, workers)
+                yield done
 
     def _check_known(self, ignore: Iterable[str], sources: Iterable[Source]) -> None:
         """Refuse columns to ignore that are neither in the store nor in any of the files."""
@@ -464,6 +466,17 @@ def _rows(held: TableMemory, source: Source, skipped: Skipped, ignore: Sequence[
         if i == 0:
             held.widen(widened_schema(held.schema, piece.schema, source, ignore))
         yield conform(piece, held.schema, source, ignore)
+
+
+@contextmanager
+def _naming(source: Source) -> Iterator[None]:
+    """Let what is wrong be told with the name of the file, which is one of several."""
+    try:
+        yield
+    except ValueError as error:
+        if Path(source.name).name in str(error):
+            raise
+        raise ValueError(f"{source.name!r}: {error}") from error
 
 
 def _names_in(source: Source) -> set[str]:

@@ -302,6 +302,8 @@ class Summary:
         """What kind of prediction it is the target of."""
         if self.wanted == "category" or read.moments is None or self.is_boolean or not read.moments.count:
             return "classification"
+        if self.wanted == "date":
+            return "regression"
         few = read.moments.integral and len(self.distinct) <= _FEW_CLASSES and self.unit is None
         few = few and not (len(self.distinct) > _FEW_TEXTS and len(self.distinct) > self.count / 2)
         return "classification" if few else "regression"
