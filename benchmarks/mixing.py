@@ -6,9 +6,10 @@ training part after the last batch. A seed changes the rows, the memory and the 
 `results/mixing.jsonl`; what is there is not repeated.
 
 A step of "halves" and "counts" takes twice as many examples. `--half` gives them half the epochs, and so as much time
-as "weighted" has.
+as "weighted" has. `--whole` compares the two ways that estimate the loss over everything at equal time, "drawn" and
+"weighted", on all of the training part but the 5,000 rows, with 200 and with 1000 remembered.
 
-`python benchmarks/mixing.py SET [...] [--seeds 0 1] [--half]`
+`python benchmarks/mixing.py SET [...] [--seeds 0 1] [--half | --whole] [--epochs 5]`
 `python benchmarks/mixing.py --table`
 """
 
@@ -29,40 +30,42 @@ from recollect.experiments.experiment import STREAMS, make_model_for
 from recollect.learners.experience_replay import Mix
 
 RESULTS = Path(__file__).parent.parent / "results" / "mixing.jsonl"
-ROWS, HELD_OUT, SIZE = 8000, 5000, 200
+ROWS, HELD_OUT, SIZES = 8000, 5000, (200, 1000)
 EPOCHS = {"ldpa": 20, "walking-activity": 20, "covertype": 20, "fashion-mnist": 5, "mnist": 5}
-PAIRED = ("halves", "counts")
+PAIRED, SINGLE = ("halves", "counts"), ("drawn", "weighted")
 MEMORIES = ("recollect", "clustering", "reservoir")
 
 
-def measure(name: str, seed: int, *, half: bool) -> None:
-    done = {(r["dataset"], r["seed"], r["memory"], r["mix"], r["epochs"]) for r in read()}
-    mixes, epochs = (PAIRED, -(-EPOCHS[name] // 2)) if half else (get_args(Mix), EPOCHS[name])
-    dataset = without_the_test_part(rc.datasets.load(name), seed)
+def measure(name: str, seed: int, *, half: bool, whole: bool, epochs: int | None) -> None:
+    done = [{k: v for k, v in r.items() if k != "accuracy"} for r in read()]
+    mixes: tuple[Any, ...] = PAIRED if half else SINGLE if whole else get_args(Mix)
+    epochs = epochs or (-(-EPOCHS[name] // 2) if half else EPOCHS[name])
+    dataset = without_the_test_part(rc.datasets.load(name), seed, None if whole else ROWS)
     stream, make_model = STREAMS[DEFAULT_STREAMS[name]](dataset), make_model_for(dataset)
     makers = {
         "recollect": partial(rc.GradientMatching, make_model),
         "clustering": rc.Clustering,
         "reservoir": rc.Reservoir,
     }
-    for memory, mix in product(MEMORIES, mixes):
-        if (name, seed, memory, mix, epochs) in done:
+    for size, memory, mix in product(SIZES if whole else SIZES[:1], MEMORIES, mixes):
+        told = {"dataset": name, "seed": seed, "memory": memory, "mix": mix, "epochs": epochs, "size": size}
+        told["rows"] = len(dataset.train.targets)
+        if told in done:
             continue
-        learner = rc.ExperienceReplay(make_model, makers[memory](SIZE, seed=seed), epochs=epochs, seed=seed, mix=mix)
+        learner = rc.ExperienceReplay(make_model, makers[memory](size, seed=seed), epochs=epochs, seed=seed, mix=mix)
         for inputs, targets in stream.batches:
             learner.observe(inputs, targets)
         accuracy = 100 * rc.metrics.accuracy(learner.predict(stream.test.inputs), stream.test.targets)
-        told = {"dataset": name, "seed": seed, "memory": memory, "mix": mix, "epochs": epochs}
         told["accuracy"] = round(accuracy, 2)
         with RESULTS.open("a") as file:
             file.write(json.dumps(told) + "\n")
         print(told, flush=True)
 
 
-def without_the_test_part(dataset: Dataset, seed: int) -> Dataset:
-    """Some rows of the training part, and others of it in the place of the test part."""
+def without_the_test_part(dataset: Dataset, seed: int, n: int | None) -> Dataset:
+    """So many rows of the training part, or all, and others of it in the place of the test part."""
     order = torch.randperm(len(dataset.train.targets), generator=torch.Generator().manual_seed(seed))
-    rows, others = order[HELD_OUT : HELD_OUT + ROWS].sort().values, order[:HELD_OUT]
+    rows, others = order[HELD_OUT:][:n].sort().values, order[:HELD_OUT]
     train, held_out = (Examples(dataset.train.inputs[some], dataset.train.targets[some]) for some in (rows, others))
     return Dataset(train, held_out, dataset.n_classes)
 
@@ -70,11 +73,13 @@ def without_the_test_part(dataset: Dataset, seed: int) -> Dataset:
 def read() -> list[dict[str, Any]]:
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     results = [json.loads(line) for line in lines]
-    return [{"epochs": EPOCHS[r["dataset"]], **r} for r in results]  # the first runs all had as many
+    first = {"size": SIZES[0], "rows": ROWS}  # what all runs had at first
+    return [{"epochs": EPOCHS[r["dataset"]], **first, **r} for r in results]
 
 
 def print_table() -> None:
-    results, mixes = read(), get_args(Mix)
+    everything, mixes = read(), get_args(Mix)
+    results = [r for r in everything if r["rows"] == ROWS]
     titles = [*(f'`"{mix}"`' for mix in mixes), *(f'`"{mix}"`, half the epochs' for mix in PAIRED)]
     print("| | memory | " + " | ".join(titles) + " |\n" + "|---" * (2 + len(titles)) + "|")
     for name, memory in product(EPOCHS, MEMORIES):
@@ -83,6 +88,18 @@ def print_table() -> None:
         cells = [[r["accuracy"] for r in found if (r["mix"], r["epochs"]) == column] for column in columns]
         if any(cells):
             print(f"| {name} | {memory} | " + " | ".join(map(told, cells)) + " |")
+    print(
+        "\n| all rows | epochs | kept | memory | "
+        + " | ".join(f'`"{mix}"`' for mix in SINGLE)
+        + " |\n"
+        + "|---" * 6
+        + "|"
+    )
+    others = [r for r in everything if r["rows"] != ROWS]
+    for setting in dict.fromkeys((r["dataset"], r["epochs"], r["size"], r["memory"]) for r in others):
+        found = [r for r in others if (r["dataset"], r["epochs"], r["size"], r["memory"]) == setting]
+        cells = [[r["accuracy"] for r in found if r["mix"] == mix] for mix in SINGLE]
+        print(f"| {' | '.join(map(str, setting))} | " + " | ".join(map(told, cells)) + " |")
 
 
 def told(values: list[float]) -> str:
@@ -96,10 +113,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("datasets", nargs="*", choices=[*EPOCHS, []])
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--half", action="store_true")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--half", action="store_true")
+    kind.add_argument("--whole", action="store_true")
+    parser.add_argument("--epochs", type=int)
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
     for name, seed in product(asked.datasets, asked.seeds):
-        measure(name, seed, half=asked.half)
+        measure(name, seed, half=asked.half, whole=asked.whole, epochs=asked.epochs)
     if asked.table:
         print_table()

@@ -51,8 +51,8 @@ def test_all_memories_and_learners_run_on_every_data_set(name: str) -> None:
     """Every memory with one learner and every learner with one memory, on a slice, for one epoch."""
     rows, tested = (20, 20) if name == "cifar-10" else (120, 50)  # a ResNet-18 on one thread
     dataset = slice_of(name, tested)
-    pairs = [("gdumb", memory) for memory in CONTENDERS] + [(learner, "recollect") for learner in LEARNERS]
-    for learner, memory in pairs:
+    pairs = {*(("gdumb", memory) for memory in CONTENDERS), *((learner, "recollect") for learner in LEARNERS)}
+    for learner, memory in sorted(pairs):
         options: dict[str, object] = {}
         if name == "cifar-10" and memory.startswith(("gmc", "recollect")):
             options = {"dim": 100} if memory == "gmc-local" else {"dim": 100, "inits": 1}
