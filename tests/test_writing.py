@@ -5,6 +5,7 @@ import datetime
 import io
 import json
 import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,18 @@ def written(values: Any, ending: str, kind: pa.DataType | None = None) -> str:
 
 def refuse_constant(text: str) -> None:
     raise AssertionError(f"{text} is no JSON")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["62.03", None, "-7.50"], [62.03, None, -7.5]),
+        (["62.03", "1234567890123456789.01"], ["62.03", "1234567890123456789.01"]),  # which no float holds
+    ],
+)
+def test_decimals_in_json_are_numbers_where_no_digit_is_lost(values: list[Any], expected: list[Any]) -> None:
+    found = written([None if v is None else Decimal(v) for v in values], ".ndjson", pa.decimal128(30, 2))
+    assert [json.loads(line)["x"] for line in found.splitlines()] == expected
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,8 +36,18 @@ def _write_arrow(table: pa.Table, file: BinaryIO) -> None:
 
 
 def _write_ndjson(table: pa.Table, file: BinaryIO) -> None:
-    for row in table.to_pylist():
+    for row in retyped(table, _numbers).to_pylist():
         file.write(_json({name: _in_json(name, value) for name, value in row.items()}).encode() + b"\n")
+
+
+def _numbers(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Decimals as numbers, unless one has more digits than a float: then all of them stay text, digit for digit."""
+    if not pa.types.is_decimal(column.type):
+        return column
+    exact = column.to_pylist()
+    found = [None if value is None else float(value) for value in exact]
+    lost = any(value is not None and Decimal(repr(number)) != value for number, value in zip(found, exact, strict=True))
+    return column if lost else pa.chunked_array([pa.array(found, pa.float64())])
 
 
 def _json(value: Any) -> str:
