@@ -3,6 +3,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 from hypothesis import given
@@ -637,7 +639,7 @@ def test_exotic_options_get_one_sentence(name: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "embeddings",
-    ["rows", None, [[1.0]], np.array([["a"]]), torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2).to_sparse(),
+    ["rows", None, [[1.0], [1.0, 2.0]], np.array([["a"]]), torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2).to_sparse(),
      torch.ones(2, 2, device="meta"), torch.full((2, 2), 1e200, dtype=torch.float64)],
 )  # fmt: skip
 def test_exotic_embeddings_get_one_sentence(embeddings: object) -> None:
@@ -682,3 +684,14 @@ def test_choices_and_batches_can_be_compared_by_identity() -> None:
     assert coreset == coreset != other
     assert batch == batch != rc.Batch.arriving(torch.zeros(3, 1), torch.zeros(3))
     assert len({coreset, other}) == 2
+
+
+def test_tables_and_lists_of_numbers_are_matrices() -> None:
+    G = torch.randn(30, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    names = ["products", *"abcdefg"]  # a column may be called as what a dictionary can do
+    expected = rc.pursue(G, 5)
+    for same in (G.tolist(), pd.DataFrame(G.numpy(), columns=names), pl.DataFrame(G.numpy(), schema=names)):
+        coreset = rc.pursue(same, 5)
+        assert torch.equal(coreset.indices, expected.indices) and torch.equal(coreset.weights, expected.weights)
+    with pytest.raises(ValueError, match="embeddings must be numbers"):
+        rc.pursue([["a", "b"], ["c", "d"]], 1)

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from recollect.checks import check_number, check_size
-from recollect.dictionary import Dictionary, Part
+from recollect.dictionary import Part
 from recollect.numerics import full_precision, power_of_two, sum_rows
 from recollect.progress import Bar, progress_bar
 from recollect.pursuit.arguments import as_dictionary, as_target, check_options, checked_norms
@@ -56,7 +56,7 @@ class Coreset:
 
 @full_precision()
 def pursue(
-    embeddings: Tensor | np.ndarray | Dictionary,
+    embeddings: Any,
     size: int | None,
     *,
     target: Tensor | None = None,
@@ -78,7 +78,8 @@ def pursue(
     warning says so if the target is little else.
 
     Args:
-        embeddings: one row per candidate.
+        embeddings: one row per candidate: a tensor, an array (also one mapped from a file), a table of numbers, or a
+            dictionary.
         size: how many rows to choose at most, a whole number or a fraction; None if only `tolerance` decides.
         target: what to approximate; the sum of all rows by default.
         count: how many examples the target sums over; the weights are pulled towards adding up to it.

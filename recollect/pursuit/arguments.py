@@ -1,27 +1,25 @@
 """What `pursue` is given, checked before anything is computed."""
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from recollect.arrays import as_tensor
+from recollect.arrays import as_tensor, column_names
 from recollect.checks import check_flag, check_number
 from recollect.dictionary import Dictionary, InMemory, Mapped
 from recollect.pursuit.problem import Rule
 
 
-def as_dictionary(embeddings: Tensor | np.ndarray | Dictionary) -> Dictionary:
+def as_dictionary(embeddings: Any) -> Dictionary:
     if isinstance(embeddings, np.memmap):
         return Mapped(embeddings)
-    if isinstance(embeddings, np.ndarray) and embeddings.dtype.kind in "fiub":
-        embeddings = as_tensor(embeddings, "embeddings")
     if not isinstance(embeddings, Tensor):
-        if not hasattr(embeddings, "products"):
-            raise ValueError(f"embeddings must be a matrix of numbers or a dictionary, got {type(embeddings).__name__}")
-        return embeddings  # type: ignore[return-value]
+        if hasattr(embeddings, "products") and column_names(embeddings) is None:  # a column may be called so, too
+            return embeddings  # type: ignore[no-any-return]
+        embeddings = as_tensor(embeddings, "embeddings")
     if embeddings.ndim != 2 or not len(embeddings) or not embeddings.shape[1]:
         raise ValueError(f"embeddings must be a matrix with one row per candidate, got shape {tuple(embeddings.shape)}")
     if embeddings.is_complex() or embeddings.is_meta or embeddings.layout != torch.strided:
