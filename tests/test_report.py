@@ -9,6 +9,7 @@ import pytest
 import recollect as rc
 from recollect.cli import main
 from recollect.experiments import coverage
+from recollect.experiments.tables import mixing_table
 from recollect.report import build_page, write_document
 from recollect.report.page import cost_table, learners_of
 from tests.test_tables import result
@@ -301,3 +302,17 @@ def test_both_ways_of_mixing_have_tables_of_their_own_beside_the_same_numbers_of
         assert "Experience replay, drawn by weight, LDPA" in text
     assert learners_of(runs) == ["er", "er-drawn"]
     assert sum(coverage(runs)[:2]) == 2  # a cell of the paper is counted once
+
+
+def test_what_drawing_gains_is_told_of_runs_of_as_many_epochs() -> None:
+    told = {"dataset": "ldpa", "size": 200, "memory": "reservoir"}
+    runs = [
+        result(learner=learner, epochs=epochs, seed=seed, final_accuracy=accuracy, **told)
+        for learner, epochs, seed, accuracy in (
+            ("er", 20, 0, 51.0), ("er", 20, 1, 53.0), ("er-drawn", 20, 0, 50.0),
+            ("er", 200, 0, 60.0), ("er-drawn", 5, 0, 9.0),
+        )
+    ]  # fmt: skip
+    table = mixing_table(runs)
+    assert table.header == ("", "kept", "Reservoir") and table.rows == (("LDPA, 20 epochs", "200", "-2.0 (1)"),)
+    assert not mixing_table(runs[:2]).rows

@@ -264,6 +264,25 @@ def difference_table(results: Runs, learner: str, memory: str = "gmc", against: 
     return Table(f"{NAMES[learner]}: {NAMES[memory]} less {NAMES[against]}", header, tuple(rows))
 
 
+def mixing_table(results: Runs) -> Table:
+    """By how much experience replay is better where examples are drawn as often as they weigh, in as many epochs."""
+    ours, gained = by_epochs(results), {}
+    for learner, dataset, memory, size in ours:
+        drawn, once = (ours.get((way, dataset, memory, size), {}) for way in ("er-drawn", "er"))
+        for epochs in drawn.keys() & once.keys() if learner == "er" else ():
+            gained[dataset, epochs, size, memory] = drawn[epochs].less(once[epochs])
+    memories = [name for name in SHOWN_MEMORIES if any(key[-1] == name for key in gained)]
+    rows = []
+    for dataset, epochs, size in sorted(
+        {key[:3] for key in gained}, key=lambda key: (DATASETS.index(key[0]), *key[1:])
+    ):
+        found = [gained.get((dataset, epochs, size, memory)) for memory in memories]
+        told = ["" if gain is None else f"{gain.mean:+.1f} ({gain.seeds})" for gain in found]
+        rows.append((with_epochs(NAMES[dataset], epochs), str(size), *told))
+    header = ("", "kept", *(NAMES[memory] for memory in memories))
+    return Table("What drawing by weight gains over weights in the loss", header, tuple(rows))
+
+
 def _paper_gain(learner: str, dataset: str, memory: str, against: str, size: int) -> str:
     a, b = (paper_result(learner, dataset, name, size) for name in (memory, against))
     if a is None or b is None:
