@@ -71,6 +71,8 @@ def check_losses(losses: Tensor, n: int) -> Tensor:
     if losses.shape != (n,):
         several = losses.ndim > 1 and len(losses) == n
         hint = "add up what belongs to one example, as by .flatten(1).sum(1)" if several else "use reduction='none'"
+        if losses.shape == (n, n):  # as of outputs (n, 1) and targets (n,): all pairs
+            hint = f"give outputs and targets one shape, as by outputs.squeeze(1), or {hint}"
         raise ValueError(
             f"loss must return one value per example, got shape {tuple(losses.shape)} for {n} examples: {hint}"
         )
@@ -105,7 +107,11 @@ def check_labels(outputs: Tensor, targets: Tensor, loss: str | LossFunction) -> 
 def _check_probabilities(outputs: Tensor, targets: Tensor) -> None:
     if targets.ndim < 2 or targets.shape[1:] != outputs.shape[1:]:
         column = targets.ndim == 1 or targets.shape[1:].numel() == 1
-        hint = ": pass class numbers as targets.long()" if column else ""
+        hint = ""
+        if column and bool((targets == targets.round()).all()):
+            hint = ": pass class numbers as targets.long(), or loss='squared_error' if they are quantities"
+        elif column:
+            hint = ": pass loss='squared_error' if they are quantities"
         raise ValueError(
             "floating-point targets of cross_entropy must hold one probability per class, "
             f"got {_forms(outputs, targets)}{hint}"

@@ -83,6 +83,7 @@ def test_arrays_are_not_copied_without_need() -> None:
 ONE_HOT = torch.eye(3)[Y]
 ODD_TARGETS: dict[str, tuple[Tensor, str, str]] = {
     "floating classes": (Y.float(), "cross_entropy", "pass class numbers as targets.long()"),
+    "quantities": (Y + 0.5, "cross_entropy", "pass loss='squared_error' if they are quantities"),
     "a column": (
         Y[:, None],
         "cross_entropy",
@@ -307,6 +308,7 @@ def test_one_example_is_too_few_for_batchnorm() -> None:
         ((torch.zeros(3),), "loss must return a tensor with one value per example, got tuple"),
         (torch.tensor(1.0), r"got shape \(\) for 3 examples: use reduction='none'"),
         (torch.zeros(3, 1), r"got shape \(3, 1\) for 3 examples: add up what belongs to one example, as by .flatten"),
+        (torch.zeros(3, 1) - torch.zeros(3), r"got shape \(3, 3\) for 3 examples: give outputs and targets one shape"),
         (torch.zeros(2), r"got shape \(2,\) for 3 examples"),
         (torch.zeros(3, dtype=torch.long), "loss must return floating-point numbers, got torch.int64"),
     ],
