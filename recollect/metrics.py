@@ -5,13 +5,13 @@ an array or nested lists.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recollect.arrays import kind_of
+from recollect.arrays import as_tensor
 
 
 def accuracy(outputs: Any, targets: Any) -> float:
@@ -21,7 +21,7 @@ def accuracy(outputs: Any, targets: Any) -> float:
         >>> accuracy([[0.9, 0.1], [0.3, 0.7]], [0, 0])
         0.5
     """
-    outputs, targets = _as_tensor(outputs, "outputs"), _as_tensor(targets, "targets")
+    outputs, targets = as_tensor(outputs, "outputs"), as_tensor(targets, "targets")
     if outputs.ndim != 2 or targets.shape != outputs.shape[:1]:
         raise ValueError(
             "outputs must have a row and targets a number for each example, "
@@ -94,7 +94,7 @@ def backward_transfer(matrix: Any) -> float:
 
 def forward_transfer(matrix: Any, untrained: Any) -> float:
     """How much earlier tasks help later ones before they are learned, against an untrained model's accuracies."""
-    matrix, untrained = _checked(matrix), _as_tensor(untrained, "untrained", torch.float64)
+    matrix, untrained = _checked(matrix), as_tensor(untrained, "untrained").double()
     if untrained.shape != matrix[0].shape:
         raise ValueError(
             f"untrained must hold one accuracy for each of the {len(matrix)} tasks, got shape {tuple(untrained.shape)}"
@@ -106,17 +106,7 @@ def forward_transfer(matrix: Any, untrained: Any) -> float:
 
 
 def _checked(values: Any) -> Tensor:
-    matrix: Tensor = _as_tensor(values, "the accuracy matrix", torch.float64 if isinstance(values, Sequence) else None)
+    matrix = as_tensor(values, "the accuracy matrix")
     if matrix.ndim != 2 or not len(matrix) or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"the accuracy matrix must have a row and a column per task, got shape {tuple(matrix.shape)}")
     return matrix.double()
-
-
-def _as_tensor(values: Any, what: str, dtype: torch.dtype | None = None) -> Tensor:
-    try:
-        tensor = torch.as_tensor(values, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{what} must be numbers in rows of equal length, got {type(values).__name__}") from None
-    if kind_of(tensor) != "dense":
-        raise ValueError(f"{what} must be a dense tensor of numbers, got a {kind_of(tensor)} one")
-    return tensor

@@ -84,3 +84,9 @@ def test_tasks_that_were_measured_at_the_end_alone_are_not_counted_as_forgotten(
 
 def test_nested_lists_lose_no_digit() -> None:
     assert metrics.final_accuracy([[0.5, 0.5, 0.7]] * 3) == pytest.approx(17 / 30, abs=1e-15)
+
+
+def test_types_that_torch_can_store_and_not_compute_with_are_refused() -> None:
+    outputs = torch.eye(3).to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"^outputs must be real numbers, got type torch.float8_e4m3fn$"):
+        metrics.accuracy(outputs, torch.arange(3))
