@@ -277,7 +277,7 @@ def mixing_table(results: Runs) -> Table:
         {key[:3] for key in gained}, key=lambda key: (DATASETS.index(key[0]), *key[1:])
     ):
         found = [gained.get((dataset, epochs, size, memory)) for memory in memories]
-        told = ["" if gain is None else f"{gain.mean:+.1f} ({gain.seeds})" for gain in found]
+        told = ["" if gain is None else f"{round(gain.mean, 1) + 0:+.1f} ({gain.seeds})" for gain in found]
         rows.append((with_epochs(NAMES[dataset], epochs), str(size), *told))
     header = ("", "kept", *(NAMES[memory] for memory in memories))
     return Table("What drawing by weight gains over weights in the loss", header, tuple(rows))
