@@ -55,7 +55,7 @@ def test_all_memories_and_learners_run_on_every_data_set(name: str) -> None:
     for learner, memory in sorted(pairs):
         options: dict[str, object] = {}
         if name == "cifar-10" and memory.startswith(("gmc", "recollect")):
-            options = {"dim": 100} if memory == "gmc-local" else {"dim": 100, "inits": 1}
+            options = {"dim": 100, **({"layers": "last"} if memory == "gmc-local" else {"inits": 1})}
         experiment = Experiment(
             learner, name, memory, size=rows // 2, epochs=1, rows=rows, options=tuple(options.items())
         )
