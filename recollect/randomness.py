@@ -69,6 +69,12 @@ def drawn_by_weight(weights: Tensor, n: int, generator: torch.Generator) -> Tens
     return torch.searchsorted(ends, points * (ends[-1] / n), right=True).clamp(max=last)
 
 
+def shuffled_by_weight(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """As many rows as there are weights, each as often as it weighs, in a random order."""
+    order = torch.randperm(len(weights), generator=generator)
+    return drawn_by_weight(weights, len(weights), generator)[order]
+
+
 def uniform_keys(seed: int, ids: Tensor, purpose: str = "keys", *, count: int | None = None) -> Tensor:
     """A number in [0, 1) for each id, or `count` of them: random, yet a function of seed, id and purpose (splitmix64).
 

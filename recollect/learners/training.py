@@ -16,7 +16,7 @@ from recollect.checks import check_count, check_flag, check_number
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss
 from recollect.numerics import flushing_denormals
 from recollect.progress import progress_bar
-from recollect.randomness import drawn_by_weight, seeded
+from recollect.randomness import seeded, shuffled_by_weight
 
 MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 """A function of the trainable parameters that returns what moves them."""
@@ -87,7 +87,7 @@ class Task(NamedTuple):
     """A model that is to be trained, in place, on a weighted batch, in an order that the generator draws.
 
     In an epoch each example comes once and counts by its weight or, if `drawn`, comes as often as its weight says
-    (`drawn_by_weight`), and all count alike.
+    (`shuffled_by_weight`), and all count alike.
     """
 
     model: nn.Module
@@ -97,9 +97,9 @@ class Task(NamedTuple):
 
     def order(self) -> Tensor:
         """The rows of one epoch, as many as there are examples."""
-        n = len(self.batch)
-        order = torch.randperm(n, generator=self.generator)
-        return drawn_by_weight(self.batch.weights, n, self.generator)[order] if self.drawn else order
+        if self.drawn:
+            return shuffled_by_weight(self.batch.weights, self.generator)
+        return torch.randperm(len(self.batch), generator=self.generator)
 
     def weights(self) -> Tensor:
         """How much each example counts where it comes."""

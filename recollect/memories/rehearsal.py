@@ -12,7 +12,7 @@ from recollect.batch import Batch, check_same_form, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
 from recollect.memories.memory import Memory
 from recollect.memories.samples import Sample, WeightedDataset
-from recollect.randomness import drawn_by_weight, generator
+from recollect.randomness import generator, shuffled_by_weight
 from recollect.sources import Incoming, collated, examples_of, unpacked
 
 
@@ -102,9 +102,7 @@ class Drawn(Sampler[int]):
         return len(self._weights)
 
     def __iter__(self) -> Iterator[int]:
-        n = len(self._weights)
-        order = torch.randperm(n, generator=self._source)
-        return iter(drawn_by_weight(self._weights, n, self._source)[order].tolist())
+        return iter(shuffled_by_weight(self._weights, self._source).tolist())
 
 
 class Arriving(Dataset[Sample]):
