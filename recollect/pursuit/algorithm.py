@@ -8,23 +8,20 @@ import torch
 from torch import Tensor
 
 from recollect.checks import check_number, check_size
-from recollect.dictionary import Part
-from recollect.numerics import full_precision, power_of_two, sum_rows
+from recollect.numerics import full_precision
 from recollect.progress import Bar, progress_bar
 from recollect.pursuit.arguments import as_dictionary, as_target, check_options, checked_norms
 from recollect.pursuit.elimination import eliminate
 from recollect.pursuit.fit import RidgeFit
-from recollect.pursuit.outliers import find_outliers, without
-from recollect.pursuit.problem import SINGLE, Center, Nonnegative, Problem, Rule, precision
+from recollect.pursuit.outliers import set_apart, without
+from recollect.pursuit.problem import SINGLE, Center, Nonnegative, Problem, Rule, scaled
 from recollect.pursuit.proposals import picks_per_scan
 from recollect.warning import warn
 
 MOST = 0.6  # of the candidates stay: the others are dropped, instead of these picked
 DROP_FROM = 2500  # candidates at most: a drop costs a pass over a matrix of that size
-HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 
 _USELESS = 1e-6  # a weight that is less than this part of the mean is as good as zero
-_CARRIED = 0.1  # if less than this part of the target is left without the outliers, they carry it
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # tensors do not compare as one
@@ -102,8 +99,7 @@ def pursue(
         tensor([2, 1])
     """
     dictionary = as_dictionary(embeddings)
-    n = len(dictionary)
-    limit = n if size is None else check_size(size, n, "candidates")
+    limit = len(dictionary) if size is None else check_size(size, len(dictionary), "candidates")
     check_options(
         rule=rule,
         regularization=regularization,
@@ -116,90 +112,83 @@ def pursue(
     )
     if size is None and tolerance is None:
         raise ValueError("size or tolerance must be given, got neither")
-    regularization = float(regularization)
     count = check_number("count", count) if count is not None and hold_count else None
     norms = checked_norms(dictionary)
-    total = dictionary.sum() if target is None else as_target(target, dictionary)
+    total = None if target is None else as_target(target, dictionary)
 
-    outliers = find_outliers(norms)
-    ordinary = without(n, outliers)
-    rest = total
-    if len(outliers):  # what they add to the target is theirs to give, with weight one
-        others = Part(dictionary, ordinary.nonzero()[:, 0])  # summed apart: beside outliers they would be rounded away
-        rest = others.sum() if target is None else total - sum_rows(dictionary.rows(outliers))
-    carried = float(rest.norm()) <= _CARRIED * float(total.norm()) and len(outliers) > 0
-    aside = 2 * len(outliers) <= limit and float(rest.norm()) < float(total.norm())
-    apart, g = (outliers, rest) if aside else (outliers[:0], total)
-
-    # In units in which ordinary rows and the target have norms of about one; powers of two, so that nothing is rounded.
-    square = float(norms[ordinary].square().mean())
-    unit = min(max(power_of_two(math.sqrt(square)), 2.0**-126), 2.0**126)  # float32 can be divided by it
-    weight_unit = power_of_two(float(g.norm()) / unit)
-    square /= unit**2
-    lambda_ = regularization * (square if relative else unit**-2)
-    norm = float(total.norm()) / unit / weight_unit
-    problem = Problem(
+    apart, ordinary, g, total, carried = set_apart(dictionary, norms, total, limit)
+    problem = scaled(
         dictionary,
-        g / unit / weight_unit,
-        norms / unit,
-        unit,
-        lambda_,
-        center,
-        rule,
-        limit - len(apart),
-        precision(dictionary, lambda_, square, float(norms.max()) / unit, exact),
-        exact,
-        HOLD * math.sqrt(square) if count is not None else 0.0,
-        0.0 if count is None else (count - len(apart)) / weight_unit,
+        g,
+        norms,
+        ordinary,
+        regularization=float(regularization),
+        relative=relative,
+        center=center,
+        rule=rule,
+        size=limit - len(apart),
+        exact=exact,
+        count=None if count is None else count - len(apart),
     )
+    norm = float(total.norm()) / problem.unit / problem.weight_unit
     enough = -1.0 if tolerance is None else tolerance * norm
     with progress_bar("choosing examples", limit, show=progress) as bar:
         bar.advance(len(apart))
-        if tolerance is None and problem.size and _can_drop(problem, n - len(apart), square):
-            fit = _drop_to_size(problem, apart, nonnegative is True)
-        else:
-            fit = RidgeFit(problem, without(n, apart))
-        _fill(fit, enough, bar)
-        weights = fit.solve()
-        if nonnegative is True:
-            # Rows that were dropped stay taken, so that this ends too.
-            while bool((useless := weights <= _USELESS * weights.clamp(min=0).mean()).any()):
-                fit = fit.without(useless)
-                _fill(fit, enough, bar, helpful=True)
-                weights = fit.solve()
-        elif nonnegative == "clip":
-            weights = weights.clamp(min=0)
+        fit, weights = _choose(problem, apart, enough, nonnegative, bar)
 
     missing = float(fit.residual_of(weights).norm())
-    weights = torch.cat([weights.new_ones(len(apart)), weights * weight_unit])
+    weights = torch.cat([weights.new_ones(len(apart)), weights * problem.weight_unit])
     if not (bool(torch.isfinite(weights).all()) and math.isfinite(missing)):
         raise ValueError("weights must be finite, got NaN or infinity: scale the embeddings or raise regularization")
     if carried:
         length = float(problem.g.norm())
-        alone = f" ({missing / length:.2g} for them alone)" if aside and length else ""
+        alone = f" ({missing / length:.2g} for them alone)" if len(apart) and length else ""
+        few = f"{int((~ordinary).sum())} of {len(dictionary)}"
         warn(
-            f"the target should be carried by many rows, got {len(outliers)} of {n} that dwarf the others, so that the "
-            f"error says little about these{alone}: look for outliers or unscaled features"
+            f"the target should be carried by many rows, got {few} that dwarf the others, so that the error says "
+            f"little about these{alone}: look for outliers or unscaled features"
         )
     return Coreset(torch.cat([apart, fit.indices]), weights, missing / norm if norm else 0.0)
 
 
-def _can_drop(problem: Problem, n: int, square: float) -> bool:
+def _choose(
+    problem: Problem, apart: Tensor, enough: float, nonnegative: Nonnegative, bar: Bar
+) -> tuple[RidgeFit, Tensor]:
+    """The fit of the chosen rows, none of which is set apart, and their weights."""
+    open_ = without(len(problem.dictionary), apart)
+    if enough < 0 and _can_drop(problem, int(open_.sum())):
+        fit = _drop_to_size(problem, open_, nonnegative is True)
+    else:
+        fit = RidgeFit(problem, open_)
+    _fill(fit, enough, bar)
+    weights = fit.solve()
+    if nonnegative == "clip":
+        return fit, weights.clamp(min=0)
+    # Rows that were dropped stay taken, so that this ends.
+    while nonnegative and bool((useless := weights <= _USELESS * weights.clamp(min=0).mean()).any()):
+        fit = fit.without(useless)
+        _fill(fit, enough, bar, helpful=True)
+        weights = fit.solve()
+    return fit, weights
+
+
+def _can_drop(problem: Problem, n: int) -> bool:
     """Whether so many of the n rows stay that it is better to drop the others, by the rule that looks at the fit."""
-    many = MOST * n <= problem.size and n <= DROP_FROM
-    return many and problem.rule == "least-squares" and not problem.exact and problem.regularization >= SINGLE * square
+    many = 0 < MOST * n <= problem.size and n <= DROP_FROM
+    usual = problem.rule == "least-squares" and not problem.exact
+    return many and usual and problem.regularization >= SINGLE * problem.square
 
 
-def _drop_to_size(problem: Problem, apart: Tensor, nonnegative: bool) -> RidgeFit:
+def _drop_to_size(problem: Problem, open_: Tensor, nonnegative: bool) -> RidgeFit:
     """The fit of what is left once the least useful rows have been dropped."""
-    candidates = without(len(problem.dictionary), apart).nonzero()[:, 0]
+    candidates = open_.nonzero()[:, 0]
     rows, goal = problem.rows(candidates), problem.goal()
     b = problem.form.along(rows, goal)
     size, uniform = min(problem.size, len(rows)), problem.center == "uniform"
     K = problem.form.gram(rows)
     left, gamma = eliminate(K, b, size, problem.regularization, uniform=uniform, nonnegative=nonnegative)
     # Should a weight still be negative, what replaces the row is found without looking at what is left of all rows.
-    fit = RidgeFit(replace(problem, rule="inner-product"), without(len(problem.dictionary), apart))
+    fit = RidgeFit(replace(problem, rule="inner-product"), open_)
     fit.start(candidates[left].tolist(), rows[left], K[left][:, left], gamma)
     return fit
 

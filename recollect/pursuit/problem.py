@@ -19,6 +19,7 @@ Nonnegative: TypeAlias = bool | Literal["clip"]
 
 SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
 
+_HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 _NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
 _PADDING = 16  # entries: a cache line
 
@@ -42,6 +43,8 @@ class Problem:
     exact: bool
     constant: float
     count: float
+    square: float  # mean squared norm of the rows, in these units
+    weight_unit: float  # weights times this are the caller's
 
     def goal(self) -> Tensor:
         """The target with the entry for the count, padded so that rows stay aligned in memory."""
@@ -102,7 +105,48 @@ class Problem:
         return c / torch.maximum(left, least).sqrt()
 
 
-def precision(dictionary: Dictionary, lambda_: float, square: float, longest: float, exact: bool) -> torch.dtype:
+def scaled(
+    dictionary: Dictionary,
+    target: Tensor,
+    norms: Tensor,
+    ordinary: Tensor,
+    *,
+    regularization: float,
+    relative: bool,
+    center: Center,
+    rule: Rule,
+    size: int,
+    exact: bool,
+    count: float | None,
+) -> Problem:
+    """The problem in units in which ordinary rows and the target have norms of about one.
+
+    Units are powers of two, so that nothing is rounded.
+    """
+    square = float(norms[ordinary].square().mean())
+    unit = min(max(power_of_two(math.sqrt(square)), 2.0**-126), 2.0**126)  # float32 can be divided by it
+    weight_unit = power_of_two(float(target.norm()) / unit)
+    square /= unit**2
+    lambda_ = regularization * (square if relative else unit**-2)
+    return Problem(
+        dictionary,
+        target / unit / weight_unit,
+        norms / unit,
+        unit,
+        lambda_,
+        center,
+        rule,
+        size,
+        _precision(dictionary, lambda_, square, float(norms.max()) / unit, exact),
+        exact,
+        constant=_HOLD * math.sqrt(square) if count is not None else 0.0,
+        count=0.0 if count is None else count / weight_unit,
+        square=square,
+        weight_unit=weight_unit,
+    )
+
+
+def _precision(dictionary: Dictionary, lambda_: float, square: float, longest: float, exact: bool) -> torch.dtype:
     """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64."""
     single = dictionary.dtype == torch.float32 and not exact and SINGLE * square <= lambda_ <= square / SINGLE**3
     return torch.float32 if single and longest < 1e6 else torch.float64
