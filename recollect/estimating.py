@@ -20,7 +20,7 @@ from recollect.checks import check_count, check_size
 from recollect.dictionary import Factored
 from recollect.embedding import GradientEmbedding, MakeModel, draw_model
 from recollect.losses import get_loss
-from recollect.pursuit import Rule, look, picks_per_scan, pool_size, pursue
+from recollect.pursuit import Rule, check_options, look, picks_per_scan, pool_size, pursue
 from recollect.rows import Form, Outer, Plain
 from recollect.selection import select
 from recollect.sources import Incoming, examples_of
@@ -97,6 +97,7 @@ def estimate(
     if unknown := [name for name in options if name not in known or name in ("make_model", "inputs", "targets")]:
         raise ValueError(f"options must be those of select, got {unknown[0]!r}")
     chosen = {name: options.get(name, p.default) for name, p in known.items() if p.kind is p.KEYWORD_ONLY}
+    check_options(**{name: chosen[name] for name in inspect.signature(check_options).parameters})
     names = inspect.signature(GradientEmbedding).parameters
     embedding = GradientEmbedding(make_model, **{name: chosen[name] for name in names if name in chosen})
     examples, n = _first_rows(embedding, inputs, targets, target)

@@ -11,7 +11,7 @@ from recollect.arrays import as_tensor
 from recollect.batch import NO_INFERENCE, Batch, forward, map_inputs
 from recollect.checks import check_count, check_seed
 from recollect.classes import COUNTED, ClassWeight, Tally, check_classes, class_labels
-from recollect.embedding import Init, MakeModel, ScaleOutputs, calibrate, draw_model
+from recollect.embedding import Init, MakeModel, ScaleOutputs, calibrate_norms, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS, check_init, check_not_lazy
 from recollect.embedding.plain import gradients_of
 from recollect.embedding.plan import check_repeatable
@@ -34,6 +34,7 @@ def matching_error(
     weights: Any = None,
     init: Init = "default",
     init_scale: float = 1.0,
+    calibrate: bool = True,
     inits: int = 10,
     batch_size: int = 500,
     seed: int = 0,
@@ -54,6 +55,7 @@ def matching_error(
         weights: how many each example of `data` stands for, if not for one.
         init: as for selecting.
         init_scale: as for selecting.
+        calibrate: as for selecting, by the first rows of `data`.
         inits: number of fresh initialisations.
         batch_size: examples per pass.
         seed: the same seed gives the same initialisations.
@@ -86,7 +88,8 @@ def matching_error(
     difference = total = 0.0
     for s in range(inits):
         model = draw_model(make_model, derive_seed(seed, "fresh model", s), init, init_scale)
-        calibrate(model, map_inputs(lambda t: t[:CALIBRATION_ROWS], everything.inputs))
+        if calibrate:
+            calibrate_norms(model, map_inputs(lambda t: t[:CALIBRATION_ROWS], everything.inputs))
         per_example = plain
         if scale is not None:
             per_example = scaled_loss(model, everything.inputs, scale, plain, squared=plain is squared_error)

@@ -60,9 +60,7 @@ def drawn_by_weight(weights: Tensor, n: int, generator: torch.Generator) -> Tens
         tensor([0, 1, 1, 3, 3, 3, 3, 3])
     """
     if len(weights) and (least := float(weights.min())) < 0:
-        raise ValueError(
-            f"weights to draw by must be at least 0, got {least:g}: take mix='weighted' or nonnegative=True"
-        )
+        raise ValueError(f"weights to draw by must be at least 0, got {least:g}: make the memory with nonnegative=True")
     ends = weights.double().cpu().cumsum(0)
     points = torch.arange(n, dtype=torch.float64) + torch.rand((), generator=generator, dtype=torch.float64)
     last = int(weights.nonzero().max()) if weights.any() else len(weights) - 1  # where rounding goes beyond the end

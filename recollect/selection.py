@@ -28,7 +28,7 @@ from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionNa
 from recollect.losses import LossFunction
 from recollect.numerics import full_precision
 from recollect.onepass import Arrivals, one_pass
-from recollect.pursuit import Center, Coreset, Nonnegative, Rule, pursue
+from recollect.pursuit import Center, Coreset, Nonnegative, Rule, check_options, pursue
 from recollect.sources import Incoming, examples_of
 
 PAPER: dict[str, Any] = {
@@ -132,6 +132,18 @@ def select(
         >>> len(coreset), coreset.error < 0.2
         (6, True)
     """
+    pursuit: dict[str, Any] = {
+        "rule": rule,
+        "regularization": regularization,
+        "relative": relative,
+        "center": center,
+        "tolerance": tolerance,
+        "nonnegative": nonnegative,
+        "hold_count": hold_count,
+        "exact": exact,
+    }
+    check_options(**pursuit)  # before hours of gradients
+    pursuit["progress"] = progress
     classes = check_classes(class_weight, min_per_class)
     source: Any = inputs if is_ray_dataset(inputs) else examples_of(inputs, targets, target)
     if is_ray_dataset(source) and cluster is None:
@@ -165,17 +177,6 @@ def select(
         device=device,
         seed=seed,
     )
-    pursuit: dict[str, Any] = {
-        "rule": rule,
-        "regularization": regularization,
-        "relative": relative,
-        "center": center,
-        "tolerance": tolerance,
-        "nonnegative": nonnegative,
-        "hold_count": hold_count,
-        "exact": exact,
-        "progress": progress,
-    }
     with nullcontext(0) if cluster is None else connected(cluster) as processors:
         if cluster is not None:
             found = _elsewhere(embedding, source, size, shortlist, target, processors, progress=progress)

@@ -47,7 +47,7 @@ class Incoming:
                     check_same_form(known, batch)
             except ValueError as error:
                 raise ValueError(f"{error} (batch {i} of those given)") from None
-            known = known or batch.take(torch.arange(0))
+            known = batch.take(torch.arange(0)) if known is None else known
             n += len(batch)
             yield batch
         if n == first_id:

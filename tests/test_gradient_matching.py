@@ -714,3 +714,37 @@ def test_what_is_left_of_few_examples_weighs_as_if_the_others_had_never_come() -
     assert torch.equal(memory.batch.weights, fresh.batch.weights)
     found = memory.embedding.embed(memory.batch.inputs, memory.batch.targets)  # type: ignore[union-attr]
     assert torch.allclose(memory.batch.weights.double() @ found.double(), memory.target, atol=1e-5)
+
+
+def test_a_checkpoint_replaces_what_was_decided_on_the_first_examples() -> None:
+    """Targets set the scale of the draws: those of the stream that is gone on with, not of the one before."""
+
+    def make() -> rc.GradientMatching:
+        return rc.GradientMatching(partial(rc.models.mlp, 4, 1), 10, loss="squared_error", inits=2, dim=40)
+
+    inputs = torch.randn(120, 4, generator=torch.Generator().manual_seed(3))
+    targets = inputs[:, :1].sin()
+    steady, resumed = make(), make()
+    steady.update(inputs[:60], targets[:60])
+    resumed.update(inputs[60:], 100 * targets[60:] + 7)
+    resumed.load_state_dict(steady.state_dict())
+    for memory in (steady, resumed):
+        memory.update(inputs[60:], targets[60:])
+    assert torch.equal(steady.batch.ids, resumed.batch.ids)
+    assert torch.equal(steady.batch.weights, resumed.batch.weights)
+
+
+def test_a_cluster_is_refused_whenever_it_is_set_where_one_cannot_choose() -> None:
+    memory = rc.GradientMatching(make_model, 12, class_weight="balanced")
+    with pytest.raises(ValueError, match="from all classes alike, got class_weight or min_per_class"):
+        memory.cluster = "auto"
+    assert memory.cluster is None
+    with pytest.raises(ValueError, match="chooses from a shortlist, got shortlist=None"):
+        rc.GradientMatching(make_model, 12, shortlist=None, cluster="auto")
+
+
+def test_a_seed_beside_that_of_the_embedding_is_refused() -> None:
+    embedding = rc.GradientEmbedding(make_model, inits=2, seed=4)
+    assert rc.GradientMatching(embedding, 12).seed == rc.GradientMatching(embedding, 12, seed=4).seed == 4
+    with pytest.raises(ValueError, match="seed must be set where the embedding is made, 4, got 7 here"):
+        rc.GradientMatching(embedding, 12, seed=7)

@@ -181,9 +181,16 @@ def test_a_memory_with_negative_weights_is_not_drawn_from() -> None:
     memory = rc.GradientMatching(partial(rc.models.mlp, 3, 3), 60, inits=2, nonnegative=False, regularization=0.0)
     memory.update(*rows)
     assert float(memory.batch.weights.min()) < 0
-    with pytest.raises(ValueError, match=r"weights to draw by must be at least 0, got -.*: take mix='weighted'"):
+    with pytest.raises(ValueError, match=r"weights to draw by must be at least 0, got -.*: make the memory with"):
         list(rc.rehearsal_loader(NEW, memory, batch_size=8, mix="drawn"))
-    learner = rc.ExperienceReplay(partial(rc.models.mlp, 3, 3), memory, epochs=1)
-    with pytest.raises(ValueError, match="weights to draw by must be at least 0"):
-        learner.observe(*NEW)
+    make_model = partial(rc.models.mlp, 3, 3)
+    learners = [
+        rc.GDumb(make_model, memory, epochs=1),
+        rc.DarkExperienceReplay(make_model, memory, epochs=1),
+        *(rc.ExperienceReplay(make_model, memory, epochs=1, mix=mix) for mix in ("drawn", "weighted", "halves")),
+    ]
+    for learner in learners:
+        with pytest.raises(ValueError, match=r"weights must be at least 0 to be trained with, got -"):
+            _ = learner.model if isinstance(learner, rc.GDumb) else learner.observe(*NEW)
     assert memory.seen == 400
+    rc.ExperienceReplay(make_model, memory, epochs=1, mix="union").observe(*NEW)  # which counts all alike

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import recollect as rc
 from recollect.candidates import shortlisted
@@ -129,3 +130,41 @@ def test_the_scale_of_draws_is_checked_alike_for_choosing_and_measuring(scale: A
     ):
         with pytest.raises(ValueError, match="init_scale must be a"):
             call()
+
+
+@pytest.mark.parametrize("options", [{"rule": "best"}, {"center": "one"}, {"exact": 1.5}, {"tolerance": -1}])
+def test_options_that_cannot_be_are_refused_before_any_model_is_made(options: dict[str, Any]) -> None:
+    def never() -> nn.Module:
+        raise AssertionError("a model was made")
+
+    inputs = torch.zeros(20, 3)
+    (name,) = options
+    for call in (
+        lambda: rc.select(never, inputs, torch.arange(20) % 2, 5, **options),
+        lambda: rc.estimate(never, inputs, 5, **options),
+        lambda: rc.GradientMatching(never, 5, **options),
+        lambda: rc.LocalGradientMatching(5, **options),
+    ):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            call()
+
+
+@pytest.mark.parametrize("options", [{"dim": 0}, {"loss": "hinge"}, {"projection": "x"}, {"batch_size": 0}])
+def test_options_of_local_gradients_are_refused_where_they_are_passed(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        rc.LocalGradientMatching(5, **options)
+
+
+def test_the_error_can_be_measured_without_statistics_of_the_first_examples() -> None:
+    def make_model() -> nn.Module:
+        return nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+
+    data = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) * 5 + 3, torch.arange(40) % 2
+    coreset = rc.select(make_model, *data, 6, inits=2)
+    plain, calibrated = (rc.matching_error(make_model, data, coreset, inits=2, calibrate=c) for c in (False, True))
+    assert plain != calibrated
+    by_hand = rc.matching_error(
+        lambda: nn.Sequential(nn.Linear(3, 6), nn.Flatten(), nn.ReLU(), nn.Linear(6, 2)), data, coreset, inits=2
+    )
+    assert plain == pytest.approx(by_hand, rel=0.2)  # fresh BatchNorm does nothing, but for its own gradients

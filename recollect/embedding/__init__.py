@@ -1,7 +1,7 @@
 """Examples to gradient embeddings: layers, projections, initialisations."""
 
 from recollect.embedding.gradients import GradientEmbedding, ProjectionName
-from recollect.embedding.initialisations import Init, MakeModel, calibrate, check_not_lazy, copied, draw_model
+from recollect.embedding.initialisations import Init, MakeModel, calibrate_norms, check_not_lazy, copied, draw_model
 from recollect.embedding.prepared import Prepared
 from recollect.embedding.scaling import ScaleOutputs
 
@@ -12,7 +12,7 @@ __all__ = [
     "Prepared",
     "ProjectionName",
     "ScaleOutputs",
-    "calibrate",
+    "calibrate_norms",
     "check_not_lazy",
     "copied",
     "draw_model",

@@ -36,7 +36,7 @@ from recollect.embedding.initialisations import (
     CALIBRATION_ROWS,
     Init,
     MakeModel,
-    calibrate,
+    calibrate_norms,
     check_init,
     draw_model,
     plain_attention,
@@ -344,8 +344,8 @@ class GradientEmbedding:
             check_draws(models)
             statistics: tuple[dict[str, Tensor], ...] = ({},) * self.inits
             first = map_inputs(lambda t: t[:CALIBRATION_ROWS], inputs)
-            if self.calibrate and calibrate(models[0], first):
-                statistics = tuple(calibrate(self._model(s), first) for s in range(self.inits))
+            if self.calibrate and calibrate_norms(models[0], first):
+                statistics = tuple(calibrate_norms(self._model(s), first) for s in range(self.inits))
             scales = self._scales(statistics, inputs, targets)
             losses = scales[0] if scales else self._losses
             few = map_inputs(lambda t: t[:2], inputs)

@@ -151,7 +151,7 @@ def untrained_batchnorms(model: nn.Module) -> dict[str, _BatchNorm]:
     }
 
 
-def calibrate(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
+def calibrate_norms(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
     """Give fresh BatchNorm layers the statistics of these examples; returns what was set, by name.
 
     At initialisation the running statistics are zero and one, so that in evaluation mode the layers do
@@ -184,7 +184,7 @@ def calibrate(model: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def set_statistics(model: nn.Module, statistics: dict[str, Tensor]) -> None:
-    """Put back what `calibrate` returned."""
+    """Put back what `calibrate_norms` returned."""
     buffers = dict(model.named_buffers())
     for name, value in statistics.items():
         buffers[name].copy_(value)

@@ -135,8 +135,9 @@ class WeightedGDumbPlugin(GDumbPlugin):  # type: ignore[misc]
     """
 
     def __init__(self, memory: Memory, *, loss: LossFunction | None = None) -> None:
+        buffer = MemoryBuffer(memory)
         super().__init__(mem_size=memory.capacity)
-        self.storage_policy = MemoryBuffer(memory)
+        self.storage_policy = buffer
         self.loss = loss
 
     def after_train_dataset_adaptation(self, strategy: Any, **kwargs: Any) -> None:

@@ -74,6 +74,13 @@ class _Chooser(BaseEstimator):  # type: ignore[misc]
         )
         return encoding, memory
 
+    def _wholly(self, learn: Callable[[Self], None]) -> Self:
+        """Learn, or be as before on any error: a copy does it, and its attributes are taken over in the end."""
+        new = copy.copy(self)
+        learn(new)
+        self.__dict__ = new.__dict__
+        return self
+
     def _classifies(self) -> bool:
         return is_classifier(self)  # type: ignore[no-any-return]
 
@@ -131,8 +138,8 @@ class _CoresetEstimator(MetaEstimatorMixin, _Chooser):  # type: ignore[misc]
         *,
         first: bool,
         stream: bool,
-    ) -> Self:
-        """Let the memory choose again, and fit anew; on any error nothing has changed."""
+    ) -> None:
+        """Let the memory choose again, and fit anew."""
         if first:
             encoding, memory = self._start(X, numbers, outputs, stream=stream)
         else:
@@ -152,7 +159,6 @@ class _CoresetEstimator(MetaEstimatorMixin, _Chooser):  # type: ignore[misc]
         self._encodes, self._encoding, self._memory = is_table(X), encoding, memory
         self._kept_rows, self._kept_labels = rows, labels
         self.estimator_, self.sample_indices_, self.sample_weight_ = fitted, kept, weights
-        return self
 
     def _targets(self, numbers: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
         """Class numbers, or quantities in standard deviations of the first."""
@@ -242,7 +248,7 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
             y: one label per row.
             sample_weight: how many each row stands for, if not one.
         """
-        return self._learn(X, y, None, sample_weight, first=True, stream=False)
+        return self._wholly(lambda new: new._learn(X, y, None, sample_weight, first=True, stream=False))
 
     def partial_fit(
         self,
@@ -262,9 +268,9 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
         first = not hasattr(self, "estimator_")
         if first and classes is None:
             raise ValueError("classes must be passed at the first call of partial_fit, got None")
-        return self._learn(X, y, classes, sample_weight, first=first, stream=True)
+        return self._wholly(lambda new: new._learn(X, y, classes, sample_weight, first=first, stream=True))
 
-    def _learn(self, X: Any, y: Any, classes: Any, sample_weight: Any, *, first: bool, stream: bool) -> Self:
+    def _learn(self, X: Any, y: Any, classes: Any, sample_weight: Any, *, first: bool, stream: bool) -> None:
         self._weight_name()
         rows = self._rows(X, reset=first)
         labels = labels_of(y, len(rows))
@@ -277,7 +283,6 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
         counts = weights_of(sample_weight, len(rows))
         self._take(rows, labels, numbers, max(2, len(known)), counts, first=first, stream=stream)
         self.classes_ = known
-        return self
 
     @available_if(_can("predict_proba"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:
@@ -353,7 +358,7 @@ class CoresetRegressor(RegressorMixin, _CoresetEstimator):  # type: ignore[misc]
             y: one number per row.
             sample_weight: how many each row stands for, if not one.
         """
-        return self._learn(X, y, sample_weight, first=True, stream=False)
+        return self._wholly(lambda new: new._learn(X, y, sample_weight, first=True, stream=False))
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Take in more rows, choose anew among those kept and these, and fit the estimator on what is kept then.
@@ -363,14 +368,15 @@ class CoresetRegressor(RegressorMixin, _CoresetEstimator):  # type: ignore[misc]
             y: one number per row.
             sample_weight: how many each row stands for, if not one.
         """
-        return self._learn(X, y, sample_weight, first=not hasattr(self, "estimator_"), stream=True)
+        first = not hasattr(self, "estimator_")
+        return self._wholly(lambda new: new._learn(X, y, sample_weight, first=first, stream=True))
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, *, first: bool, stream: bool) -> Self:
+    def _learn(self, X: Any, y: Any, sample_weight: Any, *, first: bool, stream: bool) -> None:
         self._weight_name()
         rows = self._rows(X, reset=first)
         values = quantities_of(y, len(rows))
         counts = weights_of(sample_weight, len(rows))
-        return self._take(rows, values, values, 1, counts, first=first, stream=stream)
+        self._take(rows, values, values, 1, counts, first=first, stream=stream)
 
 
 class CoresetSampler(_Chooser):
@@ -418,6 +424,10 @@ class CoresetSampler(_Chooser):
             X: rows of numbers, or a table.
             y: one label per row.
         """
+        self._wholly(lambda new: new._learn(X, y))
+        return _safe_indexing(X, self.sample_indices_), _safe_indexing(y, self.sample_indices_)
+
+    def _learn(self, X: Any, y: Any) -> None:
         rows = self._rows(X, reset=True)
         classes, numbers = np.unique(labels_of(y, len(rows)), return_inverse=True)
         encoding, memory = self._start(rows, numbers, max(2, len(classes)))
@@ -425,4 +435,3 @@ class CoresetSampler(_Chooser):
         self._encodes = is_table(rows)
         self.sample_indices_ = memory.batch.ids.numpy()
         self.sample_weight_ = memory.batch.weights.double().numpy()
-        return _safe_indexing(X, self.sample_indices_), _safe_indexing(y, self.sample_indices_)

@@ -12,7 +12,7 @@ from recollect.batch import Batch, forward
 from recollect.checks import check_number
 from recollect.embedding import copied
 from recollect.learners.learner import Learner, check_batch
-from recollect.learners.training import Task, fit, paired, predict, steps_of, weighted_mean
+from recollect.learners.training import Task, check_weights, fit, paired, predict, steps_of, weighted_mean
 from recollect.memories import Memory
 from recollect.randomness import generator
 
@@ -103,6 +103,7 @@ class DarkExperienceReplay(Learner):
         return {"_model": self._with_parameters(state["model"]), "_outputs": outputs}
 
     def _train_with(self, outputs_by_id: dict[int, Tensor], arrived: Batch, held: Batch) -> nn.Module:
+        check_weights(held)
         task = self._task(arrived)
         model, source = task.model, task.generator
         training, device = self.training, held.ids.device

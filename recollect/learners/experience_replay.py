@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from recollect.batch import Batch, forward
 from recollect.embedding import copied
 from recollect.learners.learner import Learner, check_batch
-from recollect.learners.training import Task, fit, paired, steps_of, weighted_mean
+from recollect.learners.training import Task, check_weights, fit, paired, steps_of, weighted_mean
 from recollect.memories import Memory
 from recollect.randomness import generator
 
@@ -86,6 +86,7 @@ class ExperienceReplay(Learner):
 
     def _train_in_pairs(self, inputs: Any, targets: Any) -> nn.Module:
         held = self.memory.batch
+        check_weights(held)
         arrived = check_batch(inputs, targets, held)
         model, source = copied(self._model), generator(self.seed, "training", self.memory.seen)
         training = self.training

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,8 @@ class Training:
         return made
 
 
-class Task(NamedTuple):
+@dataclass(frozen=True)
+class Task:
     """A model that is to be trained, in place, on a weighted batch, in an order that the generator draws.
 
     In an epoch each example comes once and counts by its weight or, if `drawn`, comes as often as its weight says
@@ -95,6 +96,9 @@ class Task(NamedTuple):
     generator: torch.Generator
     drawn: bool = False
 
+    def __post_init__(self) -> None:
+        check_weights(self.batch)
+
     def order(self) -> Tensor:
         """The rows of one epoch, as many as there are examples."""
         if self.drawn:
@@ -105,6 +109,14 @@ class Task(NamedTuple):
         """How much each example counts where it comes."""
         weights = self.batch.weights
         return weights.sign() if self.drawn else weights  # what has no weight does not come, unless nothing has any
+
+
+def check_weights(batch: Batch) -> None:
+    """Refuse negative weights: in a minibatch they can add up to almost nothing, which makes its step huge."""
+    if len(batch) and (least := float(batch.weights.min())) < 0:
+        raise ValueError(
+            f"weights must be at least 0 to be trained with, got {least:g}: make the memory with nonnegative=True"
+        )
 
 
 def train(task: Task, training: Training) -> nn.Module:

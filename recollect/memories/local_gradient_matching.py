@@ -11,7 +11,7 @@ from recollect.embedding import ProjectionName
 from recollect.losses import LossFunction
 from recollect.memories.choice import Choice
 from recollect.memories.description import plain_options
-from recollect.memories.local_embedding import embed_at
+from recollect.memories.local_embedding import embed_at, embedding_at
 from recollect.memories.memory import Memory
 from recollect.numerics import sum_rows
 from recollect.pursuit import Center, Nonnegative, Rule, check_options, pursue
@@ -86,6 +86,7 @@ class LocalGradientMatching(Memory):
             "exact": exact,
         }
         check_options(**self._pursuit)
+        embedding_at(nn.Module, seed=self.seed, **self._gradients)  # refuses options that cannot be
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         embeddings = embed_at(model, held, arrived, seed=self.seed, **self._gradients)

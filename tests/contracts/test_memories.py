@@ -382,6 +382,16 @@ def test_a_checkpoint_holds_the_whole_memory(make: Callable[..., rc.Memory]) -> 
     assert len(empty) == empty.seen == 0
 
 
+def test_a_checkpoint_replaces_what_a_memory_has_seen(make: Callable[..., rc.Memory]) -> None:
+    steady, other = make(), make()
+    fill(steady, [30])
+    fill(other, [25, 10], seed=2)
+    other.load_state_dict(steady.state_dict())
+    for memory in (steady, other):
+        fill(memory, [20, 20], seed=1)
+    assert same(steady, other)
+
+
 def test_loading_a_checkpoint_copies_it(make: Callable[..., rc.Memory]) -> None:
     memory, loaded = make(), make()
     fill(memory, [30])

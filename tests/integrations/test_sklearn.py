@@ -259,3 +259,24 @@ def test_the_sampler_works_in_a_pipeline_of_imbalanced_learn() -> None:
     chosen = pipeline[0].sample_indices_
     by_hand = LogisticRegression(max_iter=1000).fit(X[chosen], Y[chosen])  # the weights are lost on the way
     np.testing.assert_array_equal(pipeline[-1].coef_, by_hand.coef_)
+
+
+@pytest.mark.parametrize("kind", ["classifier", "regressor", "sampler"])
+def test_a_fit_that_fails_leaves_the_estimator_as_it_was(kind: str) -> None:
+    X = np.random.default_rng(0).normal(size=(60, 4))
+    y = (X[:, 0] > 0).astype(int)
+    if kind == "sampler":
+        sampler = CoresetSampler(size=10)
+        sampler.fit_resample(X, y)
+        with pytest.raises(ValueError, match="y must"):
+            sampler.fit_resample(np.ones((60, 5)), y[:50])
+        assert sampler.n_features_in_ == 4
+        return
+    model = (CoresetClassifier if kind == "classifier" else CoresetRegressor)(size=10).fit(X, y)
+    before = model.predict(X)
+    with pytest.raises(ValueError, match="y must"):
+        model.fit(np.ones((60, 5)), y[:50])
+    with pytest.raises(ValueError, match="y must"):
+        model.fit(pd.DataFrame(np.ones((60, 4)), columns=["a", "b", "c", "d"]), y[:50])
+    assert np.array_equal(model.predict(X), before)
+    assert not hasattr(model, "feature_names_in_")

@@ -262,6 +262,10 @@ class Matching(Memory):
         settled._state = {**state, **self._here(to_remember(rows))}
         return settled
 
+    def restore(self, description: Mapping[str, Any], tensors: Any) -> None:
+        super().restore(description, tensors)
+        self._prepared = None  # it was made on the first examples of another stream, perhaps
+
     def _here(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(self.device) for name, value in tensors.items()}
 

@@ -164,6 +164,8 @@ class GradientMatching(Matching):
             changed = [name for name, value in given.items() if value != _DEFAULTS[name]]
             if changed:
                 raise ValueError(f"{changed[0]} must be set where the embedding is made, got it here as well")
+            if seed not in (_DEFAULTS["seed"], make_model.seed):
+                raise ValueError(f"seed must be set where the embedding is made, {make_model.seed}, got {seed!r} here")
             seed = make_model.seed
         else:
             embedding = None if make_model is None else GradientEmbedding(make_model, seed=seed, **given)  # type: ignore[arg-type]
@@ -172,10 +174,22 @@ class GradientMatching(Matching):
         )
         if classes[1] > self.capacity:
             raise ValueError(f"min_per_class must be at most the capacity, {capacity}, got {min_per_class}")
-        if cluster is not None and (shortlist is None or classes != (None, 0)):
-            got = "no shortlist" if shortlist is None else "class_weight or min_per_class"
-            raise ValueError(f"a cluster chooses from a shortlist of all classes alike, got {got}: leave out cluster")
         self.cluster = cluster
+
+    @property
+    def cluster(self) -> str | None:
+        """The Ray cluster that looks at new examples, "auto" or its address; may be set at any time."""
+        return self._cluster
+
+    @cluster.setter
+    def cluster(self, cluster: str | None) -> None:
+        if cluster is not None and not self._choosing.all_alike:
+            raise ValueError(
+                "a cluster chooses from all classes alike, got class_weight or min_per_class: leave out cluster"
+            )
+        if cluster is not None and self._shortlist is None:
+            raise ValueError("a cluster chooses from a shortlist, got shortlist=None: leave out cluster")
+        self._cluster = cluster
 
     @property
     def target(self) -> Tensor:
