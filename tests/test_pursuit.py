@@ -515,6 +515,44 @@ def test_one_outlier_is_kept_and_the_others_are_matched_as_if_it_were_not_there(
     assert torch.allclose(coreset.weights[1:], others.weights, rtol=1e-6)
 
 
+def test_an_outlier_that_is_set_apart_is_one_of_those_that_are_counted() -> None:
+    G = random_rows(400, 60) + 0.3
+    others = rc.pursue(G[1:], 49, count=399)
+    G[0] *= 1e3
+    assert torch.allclose(rc.pursue(G, 50, count=400).weights[1:], others.weights, rtol=1e-9)
+
+
+def test_an_outlier_that_a_given_target_holds_once_is_set_apart_as_well() -> None:
+    G = random_rows(400, 60) + 0.3
+    G[0] *= 1e3
+    assert rc.pursue(G, 50, target=G.sum(0)).weights[0] == 1
+
+
+@pytest.mark.parametrize("asked", [0.3, 3, 20])
+def test_an_outlier_that_stands_for_others_like_it_gets_the_weight_that_the_target_asks_for(asked: float) -> None:
+    G = random_rows(400, 60) + 0.3
+    others = rc.pursue(G, 50).error
+    G[7] *= 1e3
+    coreset = rc.pursue(G, 50, target=G.sum(0) + (asked - 1) * G[7])
+    assert coreset.weights[coreset.indices == 7].item() == pytest.approx(asked, rel=0.02)
+    assert coreset.error < others
+
+
+def test_several_outliers_share_what_the_target_asks_of_those_like_them() -> None:
+    G = (random_rows(400, 60) + 0.3).float()
+    G[:3] = 1e3 * G[0]
+    coreset = rc.pursue(G, 50, target=G.double().sum(0) + 9 * G[0])
+    assert coreset.weights[coreset.indices < 3].sum().item() == pytest.approx(12, rel=0.02)
+
+
+def test_no_outlier_is_set_apart_where_the_algorithm_is_to_be_followed_to_the_letter() -> None:
+    G = random_rows(400, 60) + 0.3
+    G[0] *= 1e3
+    coreset = rc.pursue(G, 20, exact=True)
+    (weight,) = coreset.weights[coreset.indices == 0].tolist()
+    assert weight == pytest.approx(1, rel=0.05) and weight != 1
+
+
 def test_rows_are_no_outliers_where_all_others_are_zero() -> None:
     G = torch.zeros(500, 4, dtype=torch.float64)
     G[[7, 8, 9]] = torch.tensor([[2.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]], dtype=torch.float64)

@@ -130,3 +130,11 @@ def test_outliers_would_spoil_the_matching_error_if_they_did_not_stand_out(monke
         monkeypatch.setattr("recollect.standouts.DEVIATIONS", deviations)
         errors.append(rc.select(make_model, inputs, targets, 12, shortlist=4).error)
     assert errors[0] < 0.3 * errors[1]
+
+
+def test_outliers_of_which_a_shortlist_keeps_a_few_weigh_as_much_as_all_of_them() -> None:
+    inputs = torch.randn(3000, 10, generator=torch.Generator().manual_seed(0))
+    inputs[inputs[:, 2].topk(60).indices, 0] = 200.0
+    targets = (inputs[:, 1] > 0).long()
+    coreset = rc.select(lambda: rc.models.mlp(10, 2), inputs, targets, 50)
+    assert coreset.weights[inputs[coreset.indices, 0] == 200].sum().item() == pytest.approx(60, rel=0.05)

@@ -47,8 +47,8 @@ Differs from the paper:
 - `rule="least-squares"` divides scores by what is left of a row, and drops rows instead of picking them where most
   stay. `rule="inner-product"` is Alg. 1.
 - `count` holds the sum of the weights, by one more entry that all rows share.
-- Outliers, at most ten rows that hold nine tenths of all squared norms, are set aside with weight one; otherwise they
-  would set lambda and the centre for all.
+- Outliers, at most ten rows that hold nine tenths of all squared norms, never set lambda. Where the target holds each
+  of them once, they are set aside with weight one; otherwise they would set the centre for all. Not with `exact=True`.
 """
 
 from recollect.pursuit.algorithm import Coreset, pursue

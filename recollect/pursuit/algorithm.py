@@ -71,8 +71,8 @@ def pursue(
     """Choose rows whose weighted sum approximates the target (Alg. 1).
 
     Results are reproducible; another number of threads may change the last bits of the weights. A few rows that dwarf
-    all others are kept with weight one and left out of the fit, so that the others are matched as if they were alone; a
-    warning says so if the target is little else.
+    all others, and that the target holds once each, are kept with weight one and left out of the fit, so that the
+    others are matched as if they were alone (not with `exact`). A warning says so if the target is little else.
 
     Args:
         embeddings: one row per candidate: a tensor, an array (also one mapped from a file), a table of numbers, or a
@@ -116,7 +116,7 @@ def pursue(
     norms = checked_norms(dictionary)
     total = None if target is None else as_target(target, dictionary)
 
-    apart, ordinary, g, total, carried = set_apart(dictionary, norms, total, limit)
+    apart, ordinary, g, total, carried = set_apart(dictionary, norms, total, 0 if exact else limit)
     problem = scaled(
         dictionary,
         g,

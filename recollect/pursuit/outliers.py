@@ -12,6 +12,8 @@ _HANDFUL = 10  # outliers at most
 _ONE_IN = 50  # rows at least for each outlier
 _DWARFED = 0.9  # part of all squared norms that outliers hold at least
 _CARRIED = 0.1  # if less than this part of the target is left without the outliers, they carry it
+_BETTER = 1.1  # if weight one leaves more than this times what other weights leave, the target asks for those
+_ROUNDED = 1e-6  # part of the target that may be due to how it was added up
 
 
 class Split(NamedTuple):
@@ -25,7 +27,7 @@ class Split(NamedTuple):
 
 
 def set_apart(dictionary: Dictionary, norms: Tensor, total: Tensor | None, limit: int) -> Split:
-    """Find the outliers, and keep them with weight one where that leaves less to match and room for others.
+    """Find the outliers, and keep them with weight one where the target asks for that and there is room for others.
 
     Args:
         dictionary: the candidates.
@@ -40,11 +42,30 @@ def set_apart(dictionary: Dictionary, norms: Tensor, total: Tensor | None, limit
     if not len(outliers):
         return Split(outliers, ordinary, total, total, False)
     # Summed without the outliers: beside them the others would be rounded away.
-    rest = Part(dictionary, ordinary.nonzero()[:, 0]).sum() if summed else total - sum_rows(dictionary.rows(outliers))
+    others = Part(dictionary, ordinary.nonzero()[:, 0]).sum()
+    rows = dictionary.rows(outliers)
+    rest = others if summed else total - sum_rows(rows)
     carried = float(rest.norm()) <= _CARRIED * float(total.norm())
-    if 2 * len(outliers) <= limit and float(rest.norm()) < float(total.norm()):
+    room = 2 * len(outliers) <= limit and float(rest.norm()) < float(total.norm())
+    if room and (summed or _asked_for_once(rows, others, total)):
         return Split(outliers, ordinary, rest, total, carried)
     return Split(outliers[:0], ordinary, total, total, carried)
+
+
+def _asked_for_once(outliers: Tensor, others: Tensor, total: Tensor) -> bool:
+    """Whether weights other than one would leave hardly less of the target, beside any multiple of all other rows.
+
+    Rows of a shortlist, or of a memory that goes on, may stand for many like them; so may outliers among them.
+    """
+    rows = torch.cat([others[None], outliers.double()]).cpu()
+    rows = rows / torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp(min=1e-300)
+    rest = (total - sum_rows(outliers)).cpu()
+
+    def left_by(some: Tensor) -> float:
+        weights = torch.linalg.lstsq(some.T, rest[:, None], driver="gelsd").solution  # rows may depend on others
+        return float((rest - (some.T @ weights)[:, 0]).norm())
+
+    return left_by(rows[:1]) <= _BETTER * left_by(rows) + _ROUNDED * float(total.norm())
 
 
 def find_outliers(norms: Tensor) -> Tensor:
