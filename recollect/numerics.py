@@ -41,7 +41,7 @@ def row_norms(matrix: Tensor) -> Tensor:
 
 
 def gram(matrix: Tensor) -> Tensor:
-    """The inner products of all rows with each other, in float64, of which those below the diagonal are computed.
+    """The inner products of all rows with each other, as exact as the rows' precision: the lower half is computed.
 
     Example:
         >>> gram(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))

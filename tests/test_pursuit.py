@@ -208,6 +208,16 @@ def test_a_tiny_lambda_is_not_lost_in_the_precision_of_float32_rows() -> None:
         assert np.abs(coreset.weights.numpy() - truth).max() < 1e-4 * np.abs(truth).max()
 
 
+@pytest.mark.parametrize("regularization", [1e-4, 3e-4, 5e-4])
+def test_a_small_lambda_is_not_lost_where_many_more_rows_than_dimensions_are_chosen(regularization: float) -> None:
+    G = (random_rows(1, 10, seed=1) + 0.3 * random_rows(2000, 10)).float()
+    g, square = G.double().sum(0).numpy(), float(G.double().square().sum(1).mean())
+    coreset = rc.pursue(G, 1000, regularization=regularization, rule="inner-product", nonnegative=False)
+    assert len(coreset) == 1000
+    truth = fit_from_scratch(G[coreset.indices].double().numpy(), g, regularization * square, "uniform")
+    assert np.abs(coreset.weights.numpy() - truth).max() < 1e-6 * np.abs(truth).max()
+
+
 def test_a_factor_grown_by_blocks_solves_like_one_made_at_once() -> None:
     X = random_rows(700, 800)
     A = X @ X.T + torch.eye(700, dtype=torch.float64)

@@ -32,7 +32,7 @@ class LocalGradientMatching(Memory):
         projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
-        rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
+        rule: "least-squares" picks the row that improves the fit most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.

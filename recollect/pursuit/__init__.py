@@ -19,14 +19,16 @@ longer: they hardly do, and an error of up to 1.4 times that of one pick per sca
 picks than a part of what is chosen, which for least squares has to be the smaller one: its scores change faster. The
 columns of W that belong to the picks are the next rows of L.
 
-Least squares (`rule`). A row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the score. Inside a pool
-A_kk is there. To have it for all candidates takes their products with each chosen row, and of these the rows of W: as
-much work as everything else together, and more. Their plain norms are not good enough to propose a pool: the error is
-1.1 to 1.4 times that of one pick per scan. They are good enough to say which rows may come into question soon. So
-there are two levels (`Near`): a scan of all candidates finds several hundred that score high by their norms, for
-these A_kk is known and kept up to date, and pools are proposed out of them until a sixth more rows are chosen, or
-none of them scores as high by its norm as those that were left out did. At half the time, the fitted error is 3 to
-6 % above that of knowing A_kk for all, and the one at fresh draws is level.
+Least squares (`rule`). For a zero centre, a row k lowers the objective by c_k^2 / A_kk, so c_k / sqrt(A_kk) is the
+score. For the uniform centre the true gain is (c_k + lambda u)^2 / A_kk - lambda u^2; the score leaves out what lambda
+adds, which is little while lambda is small beside A_kk. Inside a pool A_kk is there. To have it for all candidates
+takes their products with each chosen row, and of these the rows of W: as much work as everything else together, and
+more. Their plain norms are not good enough to propose a pool: the error is 1.1 to 1.4 times that of one pick per scan.
+They are good enough to say which rows may come into question soon. So there are two levels (`Near`): a scan of all
+candidates finds several hundred that score high by their norms, for these A_kk is known and kept up to date, and pools
+are proposed out of them until a sixth more rows are chosen, or none of them scores as high by its norm as those that
+were left out did. At half the time, the fitted error is 3 to 6 % above that of knowing A_kk for all, and the one at
+fresh draws is level.
 
 Rows as factors. A last-layer gradient is the outer product of two short vectors, and everything above asks of rows for
 nothing but their products with each other and with vectors. So they are never formed (`rows.Outer`): products of rows

@@ -80,8 +80,9 @@ def pursue(
         size: how many rows to choose at most, a whole number or a fraction; None if only `tolerance` decides.
         target: what to approximate; the sum of all rows by default.
         count: how many examples the target sums over; the weights are pulled towards adding up to it.
-        rule: "least-squares" picks the row that lowers the objective most; "inner-product" the one with the largest
-            product with what is left to match, as in the paper: rows with large norms come first.
+        rule: "least-squares" picks the row that improves the fit most once all weights are refitted;
+            "inner-product" the one with the largest product with what is left to match, as in the paper: rows with
+            large norms come first.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the candidates' mean squared norm, so that scaling them
             changes nothing; otherwise it is absolute, as in the paper.

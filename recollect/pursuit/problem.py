@@ -17,7 +17,8 @@ Center: TypeAlias = Literal["uniform", "zero"]
 Rule: TypeAlias = Literal["least-squares", "inner-product"]
 Nonnegative: TypeAlias = bool | Literal["clip"]
 
-SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 factor will do
+SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 matrix of products will do
+_SINGLE_FACTOR = 5e-4  # the same for a float32 factor, whose rounding adds up where rows outnumber their dimensions
 
 _HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 _NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
@@ -148,5 +149,5 @@ def scaled(
 
 def _precision(dictionary: Dictionary, lambda_: float, square: float, longest: float, exact: bool) -> torch.dtype:
     """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64."""
-    single = dictionary.dtype == torch.float32 and not exact and SINGLE * square <= lambda_ <= square / SINGLE**3
+    single = dictionary.dtype == torch.float32 and not exact and _SINGLE_FACTOR * square <= lambda_ <= 1e12 * square
     return torch.float32 if single and longest < 1e6 else torch.float64

@@ -75,7 +75,7 @@ class GradientMatching(Matching):
             alike, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
             which under "balanced" follow the frequencies of everything seen.
         min_per_class: keep at least this many examples of each class seen; fewer if there is no room.
-        rule: "least-squares" picks the row that lowers the objective most, "inner-product" as in the paper.
+        rule: "least-squares" picks the row that improves the fit most, "inner-product" as in the paper.
         regularization: lambda, the pull of the weights towards the centre.
         relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
