@@ -148,18 +148,24 @@ def report(
     ),
 ) -> None:
     """Write results beside the paper's: one self-contained page, or Markdown with figures in images/ beside it."""
+    from recollect.datasets import find
     from recollect.experiments import coverage, open_store
     from recollect.files import write_atomically
-    from recollect.report import build_page, write_document
+    from recollect.report import PICTURED, build_page, write_document
 
     check_output(output, (".html", ".md"))
     found = open_store(results).read()
     if not found:
         raise ValueError(f"there must be results in {str(results)!r}, got none: run `recollect reproduce` first")
-    text = write_document(found, output) if output.suffix.lower() == ".md" else build_page(found)
+    kind = output.suffix.lower()
+    text = write_document(found, output) if kind == ".md" else build_page(found)
     write_atomically(output, text.encode())
     say(f"The paper's tables: {coverage(found)}")
     say(f"The page: {output}")
+    if absent := [name for name in PICTURED[kind] if find(name) is None]:
+        say(
+            f"Left out: pictures of {', '.join(absent)}, found nowhere: set RECOLLECT_DATA to the folder with the files"
+        )
 
 
 @app.command()

@@ -136,6 +136,7 @@ def test_the_command_writes_the_page_or_says_what_is_missing(
         main(["report", "--results", "some.jsonl", "--output", "page.html"])
     assert caught.value.code == 0
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert "Left out: pictures of covertype, mnist, fashion-mnist" in capsys.readouterr().out.replace("\n", " ")
 
 
 def test_the_document_shows_tables_verdicts_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +147,7 @@ def test_the_document_shows_tables_verdicts_and_figures(tmp_path: Path, monkeypa
     assert "[66.07 ± 0.22]" in text
     assert "| GMC | Reservoir | 4 | 0 | 0 |" in text
     assert "GDumb, LDPA: 35 of 35 cells" in text
+    assert "## Class frequencies along the sorted Covertype stream\n\nLeft out" in text
     assert "Of the 395 cells of the paper's tables, 16 have been run." in text
     for name in ("accuracy-gdumb", "accuracy-er", "sensitivity"):
         assert f"(images/reproduction/{name}.png)" in text

@@ -5,7 +5,7 @@ import pytest
 
 import recollect as rc
 from recollect.experiments import DEFAULT_STREAMS, figures, tables
-from recollect.experiments.tables import Table
+from recollect.experiments.tables import NAMES, Table
 
 
 def result(**changes: object) -> dict[str, object]:
@@ -88,7 +88,7 @@ def test_a_run_that_departs_from_the_paper_counts_nowhere() -> None:
     assert figures.sensitivity(varied).axes[1].lines[0].get_ydata().tolist() == [60.0]
     both = [axes for axes in figures.sensitivity([*varied, some_rows]).axes if axes.get_visible() and axes.lines]
     assert [axes.lines[0].get_ydata().tolist() for axes in both] == [[60.0], [40.0]]
-    assert [axes.get_title() for axes in both] == [
+    assert [axes.get_title("left") for axes in both] == [
         "Fashion-MNIST, by classes, 1000 kept",
         "Fashion-MNIST, by classes, 1000 kept of 10 rows",
     ]
@@ -106,7 +106,7 @@ def test_a_cell_of_fewer_epochs_says_so_and_is_compared_with_its_like_alone() ->
     fewer = tables.accuracy_table(short, "gdumb", "covertype", 20)
     assert fewer.title == "GDumb, Covertype, 20 epochs"
     assert [row[:2] for row in fewer.rows] == [("GMC", "50.00 (1) [66.07 ± 0.22]")]
-    most = [*short, run("gmc", 20, 51.0, seed=1), run("class-balanced", 20, 30.0)]
+    most = [*short, run("gmc", 20, 51.0, seed=1), run("class-balanced", 20, 50.0)]
     shown = tables.accuracy_table(most, "gdumb", "covertype")
     assert shown.title.endswith(", 20 epochs")
     assert {row[0]: row[1] for row in shown.rows}["Reservoir"] == "[62.27 ± 0.58]"
@@ -122,7 +122,7 @@ def test_a_cell_of_fewer_epochs_says_so_and_is_compared_with_its_like_alone() ->
     panel = figures.accuracy_against_size(most, "gdumb").axes[0]
     assert panel.get_title() == "Covertype, 20 epochs"
     drawn = [np.asarray(line.get_ydata()).tolist() for line in panel.lines if line.get_linestyle() == "--"]
-    assert sorted(drawn) == [[30.0], [50.5]]
+    assert sorted(drawn) == [[50.0], [50.5]]
 
 
 def test_what_is_in_a_cell_does_not_end_it() -> None:
@@ -157,10 +157,28 @@ def test_figures_are_drawn_from_results_and_from_nothing(tmp_path: Path) -> None
     assert drawn.get_xdata().tolist() == [3, 10]
     elsewhere = [result(dataset="covertype", size=s, memory="recollect", options={"inits": 5}) for s in (200, 1000)]
     rows = figures.sensitivity([*varied, *elsewhere]).axes
-    assert [axes.get_title() for axes in rows if axes.get_title()] == [
+    assert [axes.get_title("left") for axes in rows if axes.get_title("left")] == [
         "Covertype, 200 kept", "Covertype, 1000 kept", "Fashion-MNIST, by classes, 1000 kept"
     ]  # fmt: skip
     assert [[line.get_xdata().tolist() for line in axes.lines] for axes in rows[:3]] == [[[5]], [], []]
+
+
+def test_a_memory_far_below_the_others_does_not_squeeze_them_together() -> None:
+    far = [result(memory="sliding-window", size=size, final_accuracy=5.0) for size in (200, 1000)]
+    panel = figures.accuracy_against_size([*RESULTS, *far], "gdumb").axes[0]
+    assert panel.get_ylim()[0] > 20
+    assert NAMES["sliding-window"] not in [line.get_label() for line in panel.lines]
+
+
+def test_figures_reach_to_the_largest_size_that_was_run() -> None:
+    for figure in (figures.accuracy_against_size(RESULTS, "gdumb"), figures.gain_over_reservoir(RESULTS, "gdumb")):
+        assert figure.axes[0].get_xticks().tolist() in ([200, 500], [200])
+
+
+def test_the_default_is_ringed_in_the_figure_of_settings() -> None:
+    varied = [result(size=200, memory="recollect", options={"inits": s}, final_accuracy=60.0 + s) for s in (5, 10)]
+    rings = [line for line in figures.sensitivity(varied).axes[0].lines if line.get_linestyle() == "None"]
+    assert [line.get_xydata().tolist() for line in rings] == [[[10.0, 70.0]]]
 
 
 def test_class_frequencies_add_up_to_one() -> None:

@@ -45,6 +45,13 @@ COLORS = {
     "sliding-window": "#999999",
     "gss": "#d18f00",
 }
+MAIN = ("recollect", "clustering", "gmc", "gmc-last-layer", "reservoir")
+"""What is shown at first on the page, and decides what part of the scale a figure shows."""
+DEFAULTS = {
+    "recollect": {"inits": 10, "dim": 1000, "regularization": 0.001},
+    "gmc": {"inits": 10, "dim": 1000, "regularization": 0.05},
+}
+"""What varies in the figure of settings, as it is where nothing is said."""
 Place: TypeAlias = tuple[str, int, int | None]
 """A data set, a memory size, and of how many rows it is, if not of all."""
 
@@ -65,20 +72,30 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 def accuracy_against_size(results: Runs, learner: str) -> Figure:
     """Final accuracy by memory size on each data set (Figures 1 and 2); the paper's means are dotted.
 
-    A panel shows cells of one number of epochs, that of most, and says so where it is not the paper's.
+    A panel shows cells of one number of epochs, that of most, and says so where it is not the paper's. It reaches down
+    to the lowest of `MAIN`: curves that stay below are left out, as the others would be squeezed into one line.
     """
     ours = by_epochs(results)
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([name for name in DATASETS if any(key[:2] == (learner, name) for key in ours)])
+        sizes = [size for size in SIZES if any((key[0], key[3]) == (learner, size) for key in ours)]
         for dataset, axes in panels.items():
             epochs = epochs_run(results, learner, dataset)[0]
-            for memory, color in COLORS.items():
-                keys = {size: (learner, dataset, memory, size) for size in SIZES}
-                found = {size: ours[key][epochs] for size, key in keys.items() if epochs in ours.get(key, {})}
-                _curves(axes, found, color, NAMES[memory])
+            curves = {
+                memory: {
+                    s: cells[epochs] for s in SIZES if epochs in (cells := ours.get((learner, dataset, memory, s), {}))
+                }
+                for memory in COLORS
+            }
+            bottom = _lowest(curves)
+            for memory, found in curves.items():
+                if not any(c.mean >= bottom for c in found.values()):
+                    continue
+                _curves(axes, found, COLORS[memory], NAMES[memory])
                 theirs = [(s, p.accuracy) for s in found if (p := paper_result(learner, dataset, memory, s))]
-                axes.plot(*zip(*theirs, strict=True), color=color, lw=1, ls=":") if theirs else None
-            _log_sizes(axes)
+                axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs else None
+            axes.set_ylim(bottom=bottom)
+            _log_sizes(axes, sizes)
             axes.set_title(with_epochs(NAMES[dataset], epochs))
         _common_legend(figure, panels)
         figure.supylabel("final test accuracy [%]")
@@ -88,6 +105,7 @@ def accuracy_against_size(results: Runs, learner: str) -> Figure:
 def gain_over_reservoir(results: Runs, learner: str) -> Figure:
     """How much better gradient matching is than a reservoir, by memory size; the paper's means are dotted."""
     found = {memory: gains(results, learner, memory) for memory in COMPARED}
+    sizes = [size for size in SIZES if any(size == key[1] for some in found.values() for key in some)]
     with matplotlib.rc_context(_STYLE):
         present = {dataset for some in found.values() for dataset, _ in some}
         figure, panels = _panels([name for name in DATASETS if name in present])
@@ -95,14 +113,14 @@ def gain_over_reservoir(results: Runs, learner: str) -> Figure:
             for memory, some in found.items():
                 cells = {size: gain.difference for (name, size), gain in some.items() if name == dataset}
                 _curves(axes, cells, COLORS[memory], NAMES[memory])
-                pairs = {s: [paper_result(learner, dataset, name, s) for name in (memory, "reservoir")] for s in SIZES}
+                pairs = {s: [paper_result(learner, dataset, name, s) for name in (memory, "reservoir")] for s in sizes}
                 theirs = [(s, a.accuracy - b.accuracy) for s, (a, b) in pairs.items() if a and b]
                 axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs and cells else None
-            axes.axhline(0, color=COLORS["reservoir"], lw=1)
-            _log_sizes(axes)
+            axes.axhline(0, color="black", lw=1)
+            _log_sizes(axes, sizes)
             axes.set_title(NAMES[dataset])
         _common_legend(figure, panels)
-        figure.supylabel("accuracy less that of Reservoir [%]")
+        figure.supylabel("accuracy above Reservoir [percentage points]")
     return figure
 
 
@@ -111,11 +129,11 @@ def sensitivity(results: Runs) -> Figure:
     labels = {
         "inits": "S, initialisations",
         "dim": "d, numbers per initialisation",
-        "regularization": "lambda, relative for recollect, over S for GMC",
+        "regularization": "lambda (recollect: relative; GMC: over S)",
     }
     places = _places(results, lambda r: r["options"] in [c for some in _tried(r).values() for c in some])
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(12, 3.1 * max(1, len(places)) + 0.5), layout="constrained")
+    with matplotlib.rc_context({**_STYLE, "font.size": 12, "xtick.labelsize": 10}):
+        figure = Figure(figsize=(12, 3.3 * max(1, len(places)) + 0.5), layout="constrained")
         rows = figure.subplots(max(1, len(places)), len(labels), sharey="row", squeeze=False)
         for i, row in enumerate(rows):
             for axes, (name, label) in zip(row, labels.items(), strict=True):
@@ -124,9 +142,10 @@ def sensitivity(results: Runs) -> Figure:
                     cells = _by_option(results, place, memory, lambda o, n=name, t=tried: o[n] if o in t else None)
                     if cells:
                         _curve(axes, cells, COLORS[memory], NAMES[memory])
+                        _ring(axes, cells, DEFAULTS[memory][name], COLORS[memory])
                 _varied_axes(axes, label)
             if places:
-                next(axes for axes in row if axes.get_visible()).set_title(_title(places[i]))
+                next(axes for axes in row if axes.get_visible()).set_title(_title(places[i]), loc="left")
         _common_legend(figure, dict(enumerate(rows.flatten())))
         figure.supylabel("final test accuracy [%]")
     return figure
@@ -225,7 +244,7 @@ def _two_curves(results: Runs, name: str, values: tuple[str, str], varied: str, 
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([_title(place) for place in places])
         for place, (title, axes) in zip(places, panels.items(), strict=True):
-            for value, color in zip(values, (COLORS["gmc"], COLORS["reservoir"]), strict=True):
+            for value, color in zip(values, (COLORS["gmc"], COLORS["gss"]), strict=True):
                 cells = _by_option(
                     results,
                     place,
@@ -282,9 +301,17 @@ def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow
     axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
 
 
+def _ring(axes: Axes, cells: dict[float, Cell], default: float, color: str) -> None:
+    """A ring around the point of a default, wherever it was run."""
+    for value, found in cells.items():
+        if value == default:
+            axes.plot([value], [found.mean], color=color, marker="o", ms=12, mfc="none", ls="None")
+
+
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "--": (f"fewer than {EPOCHS} epochs", {"marker": "o", "mfc": "white", "lw": 1.8}),
     ":": ("the paper's means", {"lw": 1}),
+    "None": ("the default", {"marker": "o", "ms": 12, "mfc": "none"}),
 }
 """What lines that are not solid stand for, whatever their colour."""
 
@@ -297,7 +324,11 @@ def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
     names = sorted(named, key=lambda name: ranks.get(name, len(ranks)))
     handles = [Line2D([], [], color=named[name], marker="o", ms=4, lw=1.8, label=name) for name in names]
     looks = {line.get_linestyle() for line in lines}
-    handles += [Line2D([], [], color="gray", ls=ls, ms=4, label=t, **k) for ls, (t, k) in _LOOKS.items() if ls in looks]
+    handles += [
+        Line2D([], [], color="gray", ls=ls, label=told, **{"ms": 4, **how})
+        for ls, (told, how) in _LOOKS.items()
+        if ls in looks
+    ]
     if handles:
         beside = len(panels) == 1  # a single panel has no room below for names
         if beside:
@@ -306,10 +337,19 @@ def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
         figure.legend(handles=handles, loc=place, ncols=1 if beside else 4, frameon=False)
 
 
-def _log_sizes(axes: Axes) -> None:
+def _lowest(curves: dict[str, dict[int, Cell]]) -> float:
+    """Where a panel of accuracies begins: a little below the lowest of `MAIN`, or of all if none of these was run."""
+    main = [c for memory in MAIN for c in curves.get(memory, {}).values()]
+    shown = main or [c for some in curves.values() for c in some.values()]
+    low, high = min(c.mean - c.deviation for c in shown), max(c.mean + c.deviation for c in shown)
+    return low - 0.15 * max(high - low, 5.0)
+
+
+def _log_sizes(axes: Axes, sizes: list[int]) -> None:
+    """Those that were run, with the same room on both sides."""
     axes.set_xscale("log")
-    axes.set_xlim(0.85 * SIZES[0], SIZES[-1] / 0.85)
+    axes.set_xlim(0.85 * sizes[0], sizes[-1] / 0.85)
     axes.set_xlabel("examples kept")
-    axes.set_xticks(SIZES, [str(size) for size in SIZES])
+    axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.minorticks_off()
     axes.grid(axis="y", alpha=0.25)

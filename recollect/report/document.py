@@ -24,6 +24,15 @@ from recollect.experiments.tables import (
 from recollect.experiments.targets import DATASETS, SIZES, paper_results
 from recollect.report.page import accuracy_tables, cost_table, difference_tables, learners_of, other_settings, verdicts
 
+FREQUENCIES = "Class frequencies along the sorted Covertype stream"
+CAPTIONS = {
+    "sensitivity": "Test accuracy of GDumb while one setting varies and the others keep their defaults, which are "
+    "ringed. Each row has its own scale.",
+    "initialisation": "GDumb by the paper's settings, with draws by another rule and at another scale.",
+    "regularisation": "GDumb by the paper's settings, while lambda varies.",
+}
+"""What figures show, where their titles do not say enough."""
+
 
 def write_document(results: Runs, path: Path) -> str:
     """The page as text; its figures are saved as PNG and SVG in the folder images/<name of the page> beside it."""
@@ -45,6 +54,8 @@ def write_document(results: Runs, path: Path) -> str:
         verdicts={learner: verdicts(results, learner) for learner in learners},
         levels=_levels(results),
         pictures=pictures,
+        captions=CAPTIONS,
+        frequencies=FREQUENCIES,
         costs=cost_table(results),
         mixing=mixing_table(results),
         others=other_settings(results),
@@ -89,7 +100,7 @@ def _figures(results: Runs, learners: list[str]) -> list[tuple[str, str, Any]]:
             made.append((file, f"{NAMES[name]}: after each batch of the stream", figures.per_task(results, name)))
     if datasets.find("covertype") is not None:
         frequencies = figures.class_frequencies(datasets.load("covertype"))
-        made.append(("class-frequencies", "Class frequencies along the sorted Covertype stream", frequencies))
+        made.append(("class-frequencies", FREQUENCIES, frequencies))
     return made
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recollect import datasets
 from recollect.datasets import Dataset
 from recollect.experiments.experiment import DEFAULT_STREAMS, STREAMS
-from recollect.experiments.figures import COLORS, class_frequencies
+from recollect.experiments.figures import COLORS, MAIN, class_frequencies
 from recollect.experiments.tables import (
     EPOCHS,
     NAMES,
@@ -39,8 +39,6 @@ from recollect.experiments.tables import (
 from recollect.experiments.targets import COMPARISONS, DATASETS, LEARNERS_SHOWN, SHOWN_MEMORIES, SIZES, paper_result
 
 LoadDataset = Callable[[str], Dataset | None]
-MAIN = ("recollect", "clustering", "gmc", "gmc-last-layer", "reservoir")
-"""What is shown at first; the others can be asked for."""
 PICTURED = ("mnist", "fashion-mnist", "digits")
 
 
