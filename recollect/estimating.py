@@ -87,6 +87,12 @@ def estimate(
         target: the name of the targets, where they are an entry of each dict or a column of the table.
         **options: those of `select`.
 
+    Returns:
+        An `Estimate`: seconds and bytes, the seconds of each part, and the numbers of rows and of candidates.
+
+    Raises:
+        ValueError: an argument is not what it must be, or the number of rows or the targets are not known.
+
     Example:
         >>> from recollect import models
         >>> cost = estimate(lambda: models.mlp(4, 3), (100_000, 4), size=100, inits=2)

@@ -60,6 +60,12 @@ def matching_error(
         batch_size: examples per pass.
         seed: the same seed gives the same initialisations.
 
+    Returns:
+        The error as a share of the full gradient: 0 is a perfect match, and an empty coreset would have 1.
+
+    Raises:
+        ValueError: an argument is not what it must be, or the coreset names rows that `data` has not.
+
     Example:
         >>> from recollect import models
         >>> x, y = torch.linspace(-1, 1, 40)[:, None], torch.arange(40) // 20

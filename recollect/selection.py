@@ -125,6 +125,15 @@ def select(
         cluster: use a Ray cluster; the examples may then be a Ray Dataset. "auto" is the cluster that this machine
             belongs to, or a new local one; otherwise pass its address. The choice is the same.
 
+    Returns:
+        A `Coreset`: `indices`, row numbers in the order in which they were picked, not sorted; `weights`, one for each;
+        and `error`, the matching error at the draws that were used to choose. There may be fewer rows than `size`,
+        where no other row would help or `tolerance` is reached.
+
+    Raises:
+        ValueError: an argument is not what it must be, there are fewer examples than `size`, or some input, target or
+            gradient is NaN or infinite. Nothing has changed then.
+
     Example:
         >>> from recollect import models
         >>> x = torch.linspace(-1, 1, 40)[:, None]

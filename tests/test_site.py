@@ -102,6 +102,11 @@ def test_no_page_asks_the_network_or_is_wider_than_a_phone(site: Path, browser: 
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.name
 
 
+def test_the_reference_shows_defaults_by_their_values(site: Path) -> None:
+    for path in (site / "reference").glob("*.html"):
+        assert "SHORTLIST" not in path.read_text(), path.name
+
+
 def test_the_site_can_be_searched_without_a_network(site: Path, browser: Any) -> None:
     page = open_page(browser, site / "guides" / "cluster.html")
     page.keyboard.press("Control+k")

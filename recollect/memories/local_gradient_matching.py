@@ -28,8 +28,10 @@ class LocalGradientMatching(Memory):
         capacity: how many examples are kept at most.
         loss: a name or a function of outputs and targets that returns one loss per example.
         dim: numbers that a gradient is projected to.
-        layers: which parameters' gradients: "all", "last" (the last linear layer), or names of modules.
-        projection: "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
+        layers: which parameters' gradients: "all", "last" (the last linear layer), names of modules, or "auto": the last
+            one where targets are class numbers and the model ends in a linear layer, otherwise all.
+        projection: "kronecker", "sparse" (the paper's), None, or "auto" (None for a last layer whose two factors are no
+            longer than `dim`, otherwise "kronecker"); see `GradientEmbedding`.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
         rule: "least-squares" picks the row that improves the fit most, "inner-product" as in the paper.

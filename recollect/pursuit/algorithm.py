@@ -29,9 +29,10 @@ class Coreset:
     """Chosen rows, their weights, and how well they match.
 
     Attributes:
-        indices: row numbers in the order they were picked.
-        weights: one per row, in float64; they approximate a *sum*, so they add up to about the
-            number of examples that the target sums over.
+        indices: row numbers in the order they were picked, not sorted; by row where most candidates stay.
+        weights: one per row, in float64. The weighted sum of the rows approximates the *sum* over all examples. Where
+            the count is held (`hold_count`, as in memories), the weights add up to about the number of examples; as
+            `select` chooses by default, they may add up to less, the more so the fewer are kept.
         error: norm of the residual over norm of the target.
     """
 
