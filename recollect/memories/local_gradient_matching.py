@@ -28,8 +28,8 @@ class LocalGradientMatching(Memory):
         capacity: how many examples are kept at most.
         loss: a name or a function of outputs and targets that returns one loss per example.
         dim: numbers that a gradient is projected to.
-        layers: which parameters' gradients: "all", "last" (the last linear layer), names of modules, or "auto": the last
-            one where targets are class numbers and the model ends in a linear layer, otherwise all.
+        layers: which parameters' gradients: "all", "last" (the last linear layer), names of modules, or "auto": the
+            last one where targets are class numbers and the model ends in a linear layer, otherwise all.
         projection: "kronecker", "sparse" (the paper's), None, or "auto" (None for a last layer whose two factors are no
             longer than `dim`, otherwise "kronecker"); see `GradientEmbedding`.
         batch_size: examples per pass; bounds memory and changes nothing else.
