@@ -3,6 +3,7 @@
 import re
 import shlex
 import tomllib
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -11,7 +12,7 @@ import pytest
 
 from recollect.cli import main
 from recollect.experiments import open_store
-from recollect.experiments.tables import NAMES, summarise
+from recollect.experiments.tables import NAMES, by_epochs, gains, summarise
 from recollect.randomness import seeded
 from tests.mutants import read_mutants
 
@@ -58,19 +59,69 @@ def test_the_page_of_settings_tells_what_the_results_say() -> None:
     for one in results:
         if one["learner"] == "gdumb" and one["memory"] == "recollect" and list(one["options"]) == ["inits"]:
             varied.setdefault((one["dataset"], one["size"], one["options"]["inits"]), []).append(one["final_accuracy"])
+    pulled: dict[tuple[str, int, float], list[float]] = {}
+    for one in results:
+        if one["learner"] == "gdumb" and one["memory"] == "recollect" and list(one["options"]) == ["regularization"]:
+            key = (one["dataset"], one["size"], one["options"]["regularization"])
+            pulled.setdefault(key, []).append(one["final_accuracy"])
     draws = re.findall(r"^\| (\d) draws? instead of 10 \| (.*) \|$", page, re.MULTILINE)
     for number, told in draws:
         places = product(("covertype", "walking-activity"), (200, 1000))
         costs = [mean(varied[*place, 10]) - mean(varied[*place, int(number)]) for place in places]
         assert [float(cost) for cost in told.split(" | ")] == pytest.approx(costs, abs=0.051), number
     found = summarise(results)
-    gains = re.findall(r"^\| (200|1000) \| (\+.*) \|$", page, re.MULTILINE)
-    for size, told in gains:
+    beside_reservoir = re.findall(r"^\| (200|1000) \| (\+.*) \|$", page, re.MULTILINE)
+    for size, told in beside_reservoir:
         cells = [found["gdumb", name, "recollect", int(size)] for name in ("covertype", "walking-activity", "ldpa")]
         others = [found["gdumb", name, "reservoir", int(size)] for name in ("covertype", "walking-activity", "ldpa")]
         less = [cell.less(other).mean for cell, other in zip(cells, others, strict=True)]
         assert [float(gain) for gain in told.split(" | ")] == pytest.approx(less, abs=0.051), size
-    assert (len(draws), len(gains)) == (2, 2)
+    lambdas = re.findall(r"^\| (0\.\d+|1) \| ([+-].*) \|$", page, re.MULTILINE)
+    for value, told in lambdas:
+        places = product(("covertype", "walking-activity"), (200, 1000))
+        changes = [mean(pulled[*place, float(value)]) - mean(pulled[*place, 0.001]) for place in places]
+        assert [float(change) for change in told.split(" | ")] == pytest.approx(changes, abs=0.051), value
+    assert (len(draws), len(beside_reservoir), len(lambdas)) == (2, 2, 5)
+
+
+def test_the_readme_tells_what_the_results_of_experience_replay_say() -> None:
+    found = by_epochs(open_store(ROOT / "results" / "paper.jsonl").read())
+    names = {name: dataset for dataset, name in NAMES.items()} | {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
+    lines = re.findall(r"^\| ([\w -]+), (\d+) epochs \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) == 5
+    for name, epochs, told in lines:
+        for memory, text in zip(
+            ("recollect", "clustering", "reservoir", "class-balanced"), told.split(" | "), strict=True
+        ):
+            cells = [found.get(("er-drawn", names[name], memory, size), {}).get(int(epochs)) for size in (200, 1000)]
+            means = ", ".join(f"{cell.mean:.1f}" for cell in cells if cell)
+            assert text == (f"{means} ({cells[0].seeds})" if cells[0] else "not run"), (name, memory)
+
+
+def test_the_readme_counts_the_cells_of_experience_replay() -> None:
+    found = gains(open_store(ROOT / "results" / "paper.jsonl").read(), "er-drawn", "recollect", "clustering")
+    counts = Counter(gain.verdict for gain in found.values())
+    known = sum(counts[verdict] for verdict in ("better", "within", "worse"))
+    told = f"better in {counts['better']} of {known} cells, level in {counts['within']} and worse in {counts['worse']}"
+    assert told in " ".join((ROOT / "README.md").read_text().split())
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_the_commands_of_a_page_run_where_nothing_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```console\n(.*?)^```", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if "iris" in block]
+    for line in filter(None, block.splitlines()):
+        program, *arguments = shlex.split(line, comments=True)
+        if program == "python":
+            exec(arguments[1], {})
+            continue
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert not stop.value.code, capsys.readouterr().err
+    assert (tmp_path / "coreset.csv").exists()
 
 
 def test_the_readme_of_a_package_index_leads_nowhere_but_to_addresses() -> None:
