@@ -141,6 +141,7 @@ def test_pages_that_are_meant_to_have_code_do() -> None:
     assert {page.name for page in WITH_CODE} >= {"README.md", "continual-learning.md"}
 
 
+@pytest.mark.filterwarnings("ignore::Warning:lightning.*")  # Lightning's own, about the machine and about torch
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_of_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
