@@ -104,7 +104,8 @@ def draw_weights(inputs: Tensor, targets: Tensor) -> Figure:
         fitted.append([fresh_error(inputs, targets, c) for c in some])
         equal.append([fresh_error(inputs, targets, equal_weights(c, n)) for c in some])
     by_size(
-        figure.subplots(), {"the chosen, equal weights": ("#999999", equal), "their own weights": ("#0b6e4f", fitted)}
+        figure.subplots(),
+        {"the same rows, equal weights": ("#999999", equal), "with their own weights": ("#0b6e4f", fitted)},
     )
     return figure
 
@@ -119,10 +120,13 @@ def draw_initialisations(inputs: Tensor, targets: Tensor) -> Figure:
     ]
     fitted = [np.mean([c.error for c in some]) for some in coresets]
     fresh = [np.mean([fresh_error(inputs, targets, c) for c in some]) for some in coresets]
-    axes.plot(draws, fresh, marker="o", color="#0b6e4f", label="at others")
-    axes.plot(draws, fitted, marker="o", color="#999999", label="at the draws it was chosen for")
-    axes.set(xscale="log", xlabel="S, initialisations matched", ylabel="distance from the gradient of all")
-    axes.set_ylim(bottom=0)
+    axes.plot(draws, fresh, marker="o", color="#0b6e4f", label="at other draws")
+    axes.plot(draws, fitted, marker="o", color="#999999", label="at the draws they were chosen for")
+    axes.set(xscale="log", xlabel="S, initialisations matched")
+    axes.set_title("distance from the gradient of all, with 20 kept")
+    axes.set_ylim(0, 0.05)
+    axes.set_yticks([0.0, 0.01, 0.02, 0.03, 0.04, 0.05], [f"{percent} %" for percent in range(6)])
+    axes.grid(axis="y", alpha=0.25)
     axes.set_xticks(draws, [str(S) for S in draws])
     axes.minorticks_off()
     axes.legend(frameon=False)
