@@ -209,8 +209,8 @@ def class_frequencies(dataset: Dataset, name: str = "covertype") -> Figure:
 
 
 def _panels(names: list[str]) -> tuple[Figure, dict[str, Axes]]:
-    """One panel per data set, at most three in a row."""
-    columns = max(1, min(3, len(names)))
+    """One panel per data set, at most three in a row; four are two by two."""
+    columns = 2 if len(names) == 4 else max(1, min(3, len(names)))
     rows = max(1, -(-len(names) // columns))
     figure = Figure(figsize=(4 * columns, 3.2 * rows + 0.8), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False).flatten()
