@@ -149,6 +149,21 @@ def test_the_code_of_a_page_runs_top_to_bottom(page: Path, tmp_path: Path, monke
         exec(compile(python_blocks(page), str(page), "exec"), {"__name__": "__main__"})
 
 
+def test_the_quick_start_does_not_forget_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "quickstart.md"
+    with seeded(0):
+        exec(compile(python_blocks(page), str(page), "exec"), {})
+    printed, told = (
+        [float(line) for line in re.findall(r"^0\.\d+$", text, flags=re.MULTILINE)]
+        for text in (capsys.readouterr().out, page.read_text())
+    )
+    assert printed == pytest.approx(told, abs=0.02)
+    assert printed[-1] > 0.9
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
