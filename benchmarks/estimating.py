@@ -50,7 +50,7 @@ def measured(name: str, real: bool) -> tuple[float, int]:
     time.perf_counter = time.process_time
     inputs, targets = sample(data, rows)
     if not real:
-        cost = rc.estimate(make_model, inputs, size, targets=targets, **options)
+        cost = rc.estimate(make_model, inputs, targets, size, **options)
         return cost.seconds, cost.bytes
     rc.select(make_model, inputs[:64], targets[:64], 2, **{**options, "inits": 1})  # what is slow only once
     before, began = peak(again=True), time.perf_counter()

@@ -67,9 +67,9 @@ class Estimate:
 def estimate(
     make_model: MakeModel,
     inputs: Any,
-    size: float,
-    *,
     targets: Any = None,
+    size: float | None = None,
+    *,
     rows: int | None = None,
     target: str | None = None,
     **options: Any,
@@ -81,8 +81,8 @@ def estimate(
     Args:
         make_model: returns a freshly initialised model at each call.
         inputs: what would be passed to `select`, or the first rows of it; or its shape, such as (60000, 1, 28, 28).
-        size: how many examples to keep; below one, which part of them.
         targets: those of the inputs; made up if there are none and the loss is one of the named ones.
+        size: how many examples to keep: a whole number, or a fraction of all up to 1.
         rows: how many examples there will be, if not as many as there are inputs.
         target: the name of the targets, where they are an entry of each dict or a column of the table.
         **options: those of `select`.

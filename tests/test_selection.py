@@ -141,7 +141,7 @@ def test_options_that_cannot_be_are_refused_before_any_model_is_made(options: di
     (name,) = options
     for call in (
         lambda: rc.select(never, inputs, torch.arange(20) % 2, 5, **options),
-        lambda: rc.estimate(never, inputs, 5, **options),
+        lambda: rc.estimate(never, inputs, size=5, **options),
         lambda: rc.GradientMatching(never, 5, **options),
         lambda: rc.LocalGradientMatching(5, **options),
     ):

@@ -259,7 +259,7 @@ class TableMemory:
         if head is not None and memory.capacity < rows and len(head[1]):
             make_model = memory.embedding.make_model
             some, labels = head[0][:_FIRST], head[1][:_FIRST]
-            cost = estimate(make_model, some, memory.capacity, targets=labels, rows=rows, loss=self.loss)
+            cost = estimate(make_model, some, labels, memory.capacity, rows=rows, loss=self.loss)
             say(f"{total:,} rows will take about {lasting(cost.seconds * total / rows)}")
 
     def lost(self) -> list[str]:
