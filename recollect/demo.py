@@ -25,7 +25,13 @@ SIZES = (20, 50, 100, 200)
 SEEDS = (0, 1, 2)
 SHOWN_SIZE = 50
 
-_COLORS = {"gradient matching": "#0b6e4f", "clustering": "#00a0b0", "herding": "#6a51a3", "reservoir": "#c8553d"}
+_COLORS = {
+    "gradient matching": "#0b6e4f",
+    "k-means per class": "#00a0b0",
+    "herding": "#6a51a3",
+    "reservoir": "#c8553d",
+}
+_MARKERS = ("o", "s", "D", "X")  # as not everybody can tell the colours apart
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ def run_demo() -> DemoResult:
         for size, seed in product(SIZES, SEEDS):
             memories: dict[str, Memory] = {
                 "gradient matching": GradientMatching(make_model, size, seed=seed),
-                "clustering": Clustering(size, seed=seed),
+                "k-means per class": Clustering(size, seed=seed),
                 "herding": Herding(size, seed=seed),
                 "reservoir": Reservoir(size, seed=seed),
             }
@@ -79,7 +85,7 @@ def print_demo(result: DemoResult, console: Console) -> None:
     for size in SIZES:
         accuracies = [result.accuracies[name, size] for name in _COLORS]
         cells = [f"{mean(values):.1f} ± {stdev(values):.1f}" for values in accuracies]
-        table.add_row(f"{size} of {result.n_train}", *cells)
+        table.add_row(str(size), *cells)
     console.print(
         f"{result.n_train} digits arrive two classes at a time; a memory keeps a few; "
         "a fresh network is trained on the memory alone."
@@ -121,10 +127,10 @@ def _draw_digits(axes: Axes, batch: Batch) -> None:
 
 
 def _draw_curves(axes: Axes, result: DemoResult) -> None:
-    for name, color in _COLORS.items():
+    for (name, color), marker in zip(_COLORS.items(), _MARKERS, strict=True):
         values = np.array([result.accuracies[name, size] for size in SIZES])
         middle, spread = values.mean(1), values.std(1, ddof=1)
-        axes.plot(SIZES, middle, color=color, marker="o", lw=2.2, label=name)
+        axes.plot(SIZES, middle, color=color, marker=marker, ms=7, lw=2.2, label=name)
         axes.fill_between(SIZES, middle - spread, middle + spread, color=color, alpha=0.18, lw=0)
     axes.legend(frameon=False, loc="lower right")
     axes.set_xscale("log")

@@ -31,7 +31,7 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 def test_the_demo_prints_a_table_and_saves_a_picture(tmp_path: Path) -> None:
     result = run("demo", "--output", "picture.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    for memory in ("gradient matching", "clustering", "herding", "reservoir"):
+    for memory in ("gradient matching", "k-means per class", "herding", "reservoir"):
         assert memory in result.stdout
     assert "picture.png" in result.stdout
     for line in result.stderr.splitlines():  # where nobody watches, a line every half minute

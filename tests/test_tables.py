@@ -170,6 +170,17 @@ def test_a_memory_far_below_the_others_does_not_squeeze_them_together() -> None:
     assert NAMES["sliding-window"] not in [line.get_label() for line in panel.lines]
 
 
+def test_each_memory_has_a_shape_of_its_own_in_the_curves_and_in_the_legend() -> None:
+    assert len(set(figures.MARKERS.values())) == len(figures.MARKERS)
+    assert figures.MARKERS.keys() == figures.COLORS.keys()
+    figure = figures.accuracy_against_size(RESULTS, "gdumb")
+    drawn = {line.get_label(): line.get_marker() for line in figure.axes[0].lines if line.get_label() in NAMES.values()}
+    named = {line.get_label(): line.get_marker() for line in figure.legends[0].get_lines()}
+    assert len(drawn) > 1
+    for name, marker in drawn.items():
+        assert marker == named[name] == figures.MARKERS[next(key for key in figures.MARKERS if NAMES[key] == name)]
+
+
 def test_figures_reach_to_the_largest_size_that_was_run() -> None:
     for figure in (figures.accuracy_against_size(RESULTS, "gdumb"), figures.gain_over_reservoir(RESULTS, "gdumb")):
         assert figure.axes[0].get_xticks().tolist() in ([200, 500], [200])

@@ -45,6 +45,20 @@ COLORS = {
     "sliding-window": "#999999",
     "gss": "#d18f00",
 }
+MARKERS = {
+    "recollect": "o",
+    "recollect-all-layers": "P",
+    "recollect-0.1": "p",
+    "clustering": "s",
+    "gmc": "^",
+    "gmc-last-layer": "D",
+    "gmc-local": "v",
+    "reservoir": "X",
+    "class-balanced": "*",
+    "sliding-window": "<",
+    "gss": ">",
+}
+"""The shapes of points: to the colour-blind some of the colours are the same."""
 MAIN = ("recollect", "clustering", "gmc", "gmc-last-layer", "reservoir")
 """What is shown at first on the page, and decides what part of the scale a figure shows."""
 DEFAULTS = {
@@ -55,6 +69,7 @@ DEFAULTS = {
 Place: TypeAlias = tuple[str, int, int | None]
 """A data set, a memory size, and of how many rows it is, if not of all."""
 
+POINT = 5
 _STYLE: Any = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "recollect"}
 
 
@@ -91,7 +106,7 @@ def accuracy_against_size(results: Runs, learner: str) -> Figure:
             for memory, found in curves.items():
                 if not any(c.mean >= bottom for c in found.values()):
                     continue
-                _curves(axes, found, COLORS[memory], NAMES[memory])
+                _curves(axes, found, memory)
                 theirs = [(s, p.accuracy) for s in found if (p := paper_result(learner, dataset, memory, s))]
                 axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs else None
             axes.set_ylim(bottom=bottom)
@@ -112,7 +127,7 @@ def gain_over_reservoir(results: Runs, learner: str) -> Figure:
         for dataset, axes in panels.items():
             for memory, some in found.items():
                 cells = {size: gain.difference for (name, size), gain in some.items() if name == dataset}
-                _curves(axes, cells, COLORS[memory], NAMES[memory])
+                _curves(axes, cells, memory)
                 pairs = {s: [paper_result(learner, dataset, name, s) for name in (memory, "reservoir")] for s in sizes}
                 theirs = [(s, a.accuracy - b.accuracy) for s, (a, b) in pairs.items() if a and b]
                 axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs and cells else None
@@ -141,7 +156,7 @@ def sensitivity(results: Runs) -> Figure:
                     tried = varied[name]
                     cells = _by_option(results, place, memory, lambda o, n=name, t=tried: o[n] if o in t else None)
                     if cells:
-                        _curve(axes, cells, COLORS[memory], NAMES[memory])
+                        _curve(axes, cells, COLORS[memory], NAMES[memory], MARKERS[memory])
                         _ring(axes, cells, DEFAULTS[memory][name], COLORS[memory])
                 _varied_axes(axes, label)
             if places:
@@ -173,12 +188,12 @@ def per_task(results: Runs, learner: str = "gdumb", size: int = 500) -> Figure:
         for dataset, axes in panels.items():
             counts = Counter(r["epochs"] for r in runs if r["dataset"] == dataset)
             epochs = max(counts, key=lambda e: (counts[e], e))
-            for memory, color in COLORS.items():
+            for memory in COLORS:
                 key = (dataset, memory, epochs)
                 found = [r["accuracies"] for r in runs if (r["dataset"], r["memory"], r["epochs"]) == key]
                 if found:
-                    by_task = zip(*found, strict=True)
-                    _curve(axes, {t: cell(values) for t, values in enumerate(by_task, 1)}, color, NAMES[memory])
+                    by_task = {t: cell(values) for t, values in enumerate(zip(*found, strict=True), 1)}
+                    _curve(axes, by_task, COLORS[memory], NAMES[memory], MARKERS[memory])
             axes.set_title(with_epochs(NAMES[dataset], epochs))
             axes.set_xlabel("batches seen")
             axes.grid(axis="y", alpha=0.25)
@@ -244,7 +259,7 @@ def _two_curves(results: Runs, name: str, values: tuple[str, str], varied: str, 
     with matplotlib.rc_context(_STYLE):
         figure, panels = _panels([_title(place) for place in places])
         for place, (title, axes) in zip(places, panels.items(), strict=True):
-            for value, color in zip(values, (COLORS["gmc"], COLORS["gss"]), strict=True):
+            for value, like in zip(values, ("gmc", "gss"), strict=True):
                 cells = _by_option(
                     results,
                     place,
@@ -252,7 +267,7 @@ def _two_curves(results: Runs, name: str, values: tuple[str, str], varied: str, 
                     lambda o, value=value: o[varied] if set(o) == {name, varied} and o[name] == value else None,
                 )
                 if cells:
-                    _curve(axes, cells, color, value.replace("_", " "))
+                    _curve(axes, cells, COLORS[like], value.replace("_", " "), MARKERS[like])
             _varied_axes(axes, label)
             axes.set_title(title)
         _common_legend(figure, panels)
@@ -285,19 +300,19 @@ def _by_option(results: Runs, place: Place, memory: str, value_of: Any) -> dict[
     return {value: cell(groups[value]) for value in sorted(groups)}
 
 
-def _curves(axes: Axes, cells: dict[int, Cell], color: str, label: str) -> None:
+def _curves(axes: Axes, cells: dict[int, Cell], memory: str) -> None:
     """One curve for each number of epochs; those that are not the paper's are dashed, with hollow points."""
     for epochs in sorted({c.epochs for c in cells.values()}, reverse=True):
         some = {size: c for size, c in cells.items() if c.epochs == epochs}
-        _curve(axes, some, color, label, hollow=epochs != EPOCHS)
+        _curve(axes, some, COLORS[memory], NAMES[memory], MARKERS[memory], hollow=epochs != EPOCHS)
 
 
-def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, *, hollow: bool = False) -> None:
+def _curve(axes: Axes, cells: dict[Any, Cell], color: str, label: str, marker: str, *, hollow: bool = False) -> None:
     x = list(cells)
     middle = np.array([c.mean for c in cells.values()])
     spread = np.array([c.deviation if c.seeds > 1 else np.nan for c in cells.values()])  # of one seed nothing is known
     look: dict[str, Any] = {"ls": "--", "mfc": "white"} if hollow else {}
-    axes.plot(x, middle, color=color, marker="o", ms=4, lw=1.8, label=label, **look)
+    axes.plot(x, middle, color=color, marker=marker, ms=POINT, lw=1.8, label=label, **look)
     axes.fill_between(x, middle - spread, middle + spread, color=color, alpha=0.15, lw=0)
 
 
@@ -317,15 +332,18 @@ _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
-    """One legend for all panels, below them, or beside a single one: a name for each colour, then for each look."""
+    """One legend for all panels, below them, or beside a single one: a name for each colour and shape, then for each look."""
     lines = [line for axes in panels.values() for line in axes.get_lines()]
-    named = {str(line.get_label()): line.get_color() for line in lines if not str(line.get_label()).startswith("_")}
+    named = {str(line.get_label()): line for line in lines if not str(line.get_label()).startswith("_")}
     ranks = {NAMES[memory]: rank for rank, memory in enumerate(COLORS)}
     names = sorted(named, key=lambda name: ranks.get(name, len(ranks)))
-    handles = [Line2D([], [], color=named[name], marker="o", ms=4, lw=1.8, label=name) for name in names]
+    handles = [
+        Line2D([], [], color=named[name].get_color(), marker=named[name].get_marker(), ms=POINT, lw=1.8, label=name)
+        for name in names
+    ]
     looks = {line.get_linestyle() for line in lines}
     handles += [
-        Line2D([], [], color="gray", ls=ls, label=told, **{"ms": 4, **how})
+        Line2D([], [], color="gray", ls=ls, label=told, **{"ms": POINT, **how})
         for ls, (told, how) in _LOOKS.items()
         if ls in looks
     ]
