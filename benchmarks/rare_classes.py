@@ -7,10 +7,11 @@ tested on 8000 rows of the test part, or on 2000 for each of the four walkers; a
 come in training, balanced accuracy all the same. Gradients are those of the default, the last layer's.
 Results are appended to `results/rare_classes.jsonl`; what is there is not repeated.
 Run as `python benchmarks/rare_classes.py [seed ...]`; takes about half a minute per seed on a quiet core.
+`--table` runs nothing, and prints what is there.
 """
 
+import argparse
 import json
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -119,9 +120,13 @@ def read() -> list[dict[str, object]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", nargs="*", type=int, default=[*range(5)])
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore", rc.LostClassWarning)
     RESULTS.parent.mkdir(exist_ok=True)
-    for seed in [int(argument) for argument in sys.argv[1:]] or range(5):
+    for seed in [] if arguments.table else arguments.seeds:
         for name in TABLES:
             measure(name, seed)
     for name in TABLES:

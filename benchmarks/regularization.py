@@ -5,10 +5,11 @@ training images are held out, the stream is made of the rest, and accuracy is me
 the matching error at fresh initialisations. Results are appended to `results/regularization.jsonl`; what is there is
 not repeated.
 Run as `python benchmarks/regularization.py [seed ...]`; takes about twenty minutes per seed on two cores.
+`--table` runs nothing, and prints what is there.
 """
 
+import argparse
 import json
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -78,8 +79,12 @@ def read() -> list[dict[str, object]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
     RESULTS.parent.mkdir(exist_ok=True)
-    for seed in [int(argument) for argument in sys.argv[1:]] or [0, 1, 2]:
+    for seed in [] if arguments.table else arguments.seeds:
         for name in STREAMS:
             measure(name, seed)
     rows: list[list[object]] = []
