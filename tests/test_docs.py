@@ -91,10 +91,11 @@ def test_the_page_of_settings_tells_what_the_results_say() -> None:
 
 
 @needs_results
-def test_the_readme_tells_what_the_results_of_experience_replay_say() -> None:
+def test_the_page_of_memories_tells_what_the_results_of_experience_replay_say() -> None:
     found = by_epochs(open_store(ROOT / "results" / "paper.jsonl").read())
     names = {name: dataset for dataset, name in NAMES.items()} | {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist"}
-    lines = re.findall(r"^\| ([\w -]+), (\d+) epochs \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "guides" / "which-memory.md").read_text()
+    lines = re.findall(r"^\| ([\w -]+), (\d+) epochs \| (.*) \|$", page, re.MULTILINE)
     assert len(lines) == 5
     for name, epochs, told in lines:
         for memory, text in zip(
@@ -105,13 +106,28 @@ def test_the_readme_tells_what_the_results_of_experience_replay_say() -> None:
             assert text == (f"{means} ({cells[0].seeds})" if cells[0] else "not run"), (name, memory)
 
 
+COUNT = r"better in (\d+)( of \d+)? cells, level in (\d+) and worse in (\d+)"
+
+
 @needs_results
-def test_the_readme_counts_the_cells_of_experience_replay() -> None:
-    found = gains(open_store(ROOT / "results" / "paper.jsonl").read(), "er-drawn", "recollect", "clustering")
-    counts = Counter(gain.verdict for gain in found.values())
-    known = sum(counts[verdict] for verdict in ("better", "within", "worse"))
-    told = f"better in {counts['better']} of {known} cells, level in {counts['within']} and worse in {counts['worse']}"
-    assert told in " ".join((ROOT / "README.md").read_text().split())
+@pytest.mark.parametrize(
+    ("name", "learners"),
+    {
+        "README.md": ["er-drawn"],
+        "docs/coverage.md": ["er-drawn"],
+        "docs/guides/which-memory.md": ["gdumb", "er-drawn", "er-drawn"],
+        "docs/tables.md": ["gdumb", "er-drawn"],
+    }.items(),
+)
+def test_pages_count_the_cells_that_the_results_have(name: str, learners: list[str]) -> None:
+    results = open_store(ROOT / "results" / "paper.jsonl").read()
+    told = re.findall(COUNT, " ".join((ROOT / name).read_text().split()))
+    assert len(told) == len(learners)
+    for (better, known, level, worse), learner in zip(told, learners, strict=True):
+        counts = Counter(gain.verdict for gain in gains(results, learner, "recollect", "clustering").values())
+        found = [counts[verdict] for verdict in ("better", "within", "worse")]
+        assert [int(better), int(level), int(worse)] == found, learner
+        assert known in ("", f" of {sum(found)}")
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])

@@ -332,7 +332,7 @@ _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _common_legend(figure: Figure, panels: Mapping[Any, Axes]) -> None:
-    """One legend for all panels, below them, or beside a single one: a name for each colour and shape, then for each look."""
+    """One legend for all panels, below them, or beside a single one: a name for each curve, then for each look."""
     lines = [line for axes in panels.values() for line in axes.get_lines()]
     named = {str(line.get_label()): line for line in lines if not str(line.get_label()).startswith("_")}
     ranks = {NAMES[memory]: rank for rank, memory in enumerate(COLORS)}
