@@ -104,6 +104,36 @@ def test_no_page_asks_the_network_or_is_wider_than_a_phone(site: Path, browser: 
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path.name
 
 
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgba = color => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].map((part, i) => i === 3 ? part / 255 : part);
+  };
+  const over = (top, ground) => ground.map((part, i) => top[i] * top[3] + part * (1 - top[3]));
+  const own = node => rgba(getComputedStyle(node).backgroundColor);
+  const ground = node => node ? over(own(node), ground(node.parentElement)) : [255, 255, 255];
+  const linear = part => part <= 0.04 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  const light = color => 0.05 + [0.2126, 0.7152, 0.0722].reduce((sum, w, i) => sum + w * linear(color[i] / 255), 0);
+  const text = [...document.querySelectorAll(".md-content :is(p, td, a), .md-nav__link")];
+  return text.filter(node => node.checkVisibility() && !node.matches(".headerlink")).map(node => {
+    const behind = ground(node), front = over(rgba(getComputedStyle(node).color), behind);
+    const lights = [light(front), light(behind)];
+    return { contrast: Math.max(...lights) / Math.min(...lights), text: node.textContent.trim() };
+  });
+}"""  # of text with what is behind it, as WCAG has it
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_links_and_navigation_can_be_read(site: Path, browser: Any, scheme: str) -> None:
+    page = open_page(browser, site / "index.html", color_scheme=scheme)
+    found = page.evaluate(CONTRASTS)
+    assert len(found) > 40
+    assert [one for one in found if one["contrast"] < 4.5] == []
+
+
 def test_the_reference_shows_defaults_by_their_values(site: Path) -> None:
     for path in (site / "reference").glob("*.html"):
         assert "SHORTLIST" not in path.read_text(), path.name
