@@ -35,7 +35,7 @@ from recollect.streams import sorted_by_feature
 COLORS = {
     "recollect": "#0b6e4f",
     "recollect-all-layers": "#4c956c",
-    "recollect-0.1": "#9cc5a1",
+    "recollect-0.1": "#78a881",
     "clustering": "#00a0b0",
     "gmc": "#1f6fb4",
     "gmc-last-layer": "#6a51a3",
@@ -108,7 +108,7 @@ def accuracy_against_size(results: Runs, learner: str) -> Figure:
                     continue
                 _curves(axes, found, memory)
                 theirs = [(s, p.accuracy) for s in found if (p := paper_result(learner, dataset, memory, s))]
-                axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs else None
+                axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1.3, ls=":") if theirs else None
             axes.set_ylim(bottom=bottom)
             _log_sizes(axes, sizes)
             axes.set_title(with_epochs(NAMES[dataset], epochs))
@@ -130,7 +130,8 @@ def gain_over_reservoir(results: Runs, learner: str) -> Figure:
                 _curves(axes, cells, memory)
                 pairs = {s: [paper_result(learner, dataset, name, s) for name in (memory, "reservoir")] for s in sizes}
                 theirs = [(s, a.accuracy - b.accuracy) for s, (a, b) in pairs.items() if a and b]
-                axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1, ls=":") if theirs and cells else None
+                if theirs and cells:
+                    axes.plot(*zip(*theirs, strict=True), color=COLORS[memory], lw=1.3, ls=":")
             axes.axhline(0, color="black", lw=1)
             _log_sizes(axes, sizes)
             axes.set_title(NAMES[dataset])
@@ -325,7 +326,7 @@ def _ring(axes: Axes, cells: dict[float, Cell], default: float, color: str) -> N
 
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "--": (f"fewer than {EPOCHS} epochs", {"marker": "o", "mfc": "white", "lw": 1.8}),
-    ":": ("the paper's means", {"lw": 1}),
+    ":": ("the paper's means", {"lw": 1.3}),
     "None": ("the default", {"marker": "o", "ms": 12, "mfc": "none"}),
 }
 """What lines that are not solid stand for, whatever their colour."""
