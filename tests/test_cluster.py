@@ -192,7 +192,7 @@ def test_a_memory_keeps_the_same_whoever_looks(tmp_path: Path) -> None:
     assert rc.load_memory(tmp_path / "memory", make_model).cluster is None
     with pytest.raises(ValueError, match="needs the cluster that it is on, got none: pass cluster='auto'"):
         here.update(ray.data.from_arrow(table), target="y")
-    with pytest.raises(ValueError, match="from a shortlist of all classes alike, got no shortlist: leave out cluster"):
+    with pytest.raises(ValueError, match="a cluster chooses from a shortlist, got shortlist=None: leave out cluster"):
         rc.GradientMatching(make_model, 20, shortlist=None, cluster="auto")
 
 
