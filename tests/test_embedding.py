@@ -569,6 +569,24 @@ def test_double_precision_inputs_and_arrays_are_accepted() -> None:
     assert relative_difference(arrays, reference) < 1e-5
 
 
+@pytest.mark.parametrize("projection", ["kronecker", "sparse", None])
+@pytest.mark.parametrize("network", ["mlp", "cnn"])
+def test_a_model_in_double_precision_is_embedded_in_it(
+    network: str, projection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_model, inputs = NETWORKS[network]
+    options: dict[str, Any] = {"inits": 2, "dim": 30, "projection": projection}
+    single = rc.GradientEmbedding(make_model, **options).embed(inputs, LABELS)
+    for kept in (True, False):  # are the draws
+        if not kept:
+            monkeypatch.setattr("recollect.embedding.gradients._KEEP_BYTES", 0)
+        embedding = rc.GradientEmbedding(lambda: make_model().double(), **options)
+        rows = embedding.embed(inputs, LABELS)
+        assert rows.dtype == torch.float64
+        assert relative_difference(rows, single) < 1e-5
+        assert relative_difference(embedding.total(inputs, LABELS), rows.sum(0)) < 1e-12
+
+
 def scalar_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(outputs, targets)
 

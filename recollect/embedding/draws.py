@@ -37,6 +37,11 @@ class Draw:
     plan: Plan
     losses: LossFunction
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its gradients, which are not kept in half precision."""
+        return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+
     def nbytes(self) -> int:
         """About how much memory it takes."""
         return 3 * sum(p.nbytes for p in self.model.parameters())  # the projection is of the same order

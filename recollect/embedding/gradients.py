@@ -158,13 +158,12 @@ class GradientEmbedding:
 
     def _embedded(self, prepared: Prepared, inputs: Inputs, targets: Tensor, progress: bool) -> tuple[Tensor, Tensor]:
         """The embeddings, and the losses of the examples, the mean over all draws."""
-        width = self._width(prepared.plan)
-        dtype = torch.float32 if prepared.draws is None else next(prepared.draws[0].model.parameters()).dtype
-        dtype = torch.promote_types(dtype, torch.float32)
-        out = lazy_zeros(len(targets), self.inits * width, dtype=dtype, device=self.device)
-        losses = self._no_losses(len(targets))
+        n, width = len(targets), self._width(prepared.plan)
+        out, losses = torch.empty(0), self._no_losses(n)
         stacked = self._by_factors(prepared.plan)
         for rows, draws, passing, examples in self._passes(prepared, stacked, inputs, targets, progress):
+            if not len(out):
+                out = lazy_zeros(n, self.inits * width, dtype=passing.dtype, device=self.device)
             found = passing.add(out[rows, draws.start * width : draws.stop * width], *examples, self._scale)
             losses[rows] += found / self.inits
         _check_gradients(out)

@@ -183,9 +183,10 @@ class Kronecker(Projection):
         if use.weight not in self._factors:
             super().add_use(out, use)
             return
-        rule, unit = RULES[use.rule], self._units[use.weight]
+        assert use.delta is not None
+        rule, unit, sides = RULES[use.rule], self._units[use.weight], self._factors[use.weight].to(use.delta.dtype)
         assert isinstance(rule, FactorRule)
-        self._add_products(out, use.weight, *_project(rule, unit, use, len(out), self._factors[use.weight]))
+        self._add_products(out, use.weight, *_project(rule, unit, use, len(out), sides))
         if use.bias is not None and use.bias != unit.bias:
             self.add_parameter(out, use.bias, rule.bias_gradient(use, len(out)))
 
@@ -201,7 +202,7 @@ class Kronecker(Projection):
     def add_stack(self, out: Tensor, use: Use) -> None:
         """As `add_use` for several draws, which come first in `out` (draws, n, width) and in what was noted."""
         assert use.weight is not None and use.delta is not None
-        rule, unit, sides = RULES[use.rule], self._units[use.weight], self._factors[use.weight]
+        rule, unit, sides = RULES[use.rule], self._units[use.weight], self._factors[use.weight].to(use.delta.dtype)
         assert isinstance(rule, FactorRule)
 
         def one(a: Tensor, delta: Tensor, sides: Sides) -> tuple[Tensor, Tensor]:

@@ -50,6 +50,11 @@ class StackedDraws:
     def __len__(self) -> int:
         return len(self._draws)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of their gradients."""
+        return self._draws[0].dtype
+
     def add(self, out: Tensor, inputs: Inputs, targets: Tensor, scale: float) -> Tensor:
         """Add the projected gradients of a few examples at all draws to `out` (n, draws * width)."""
         assert self._projections is not None
