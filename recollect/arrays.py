@@ -36,12 +36,18 @@ def kind_of(tensor: Tensor) -> str:
 
 def column_names(value: Any) -> list[str] | None:
     """The names of a table's columns; None if it is no table. Nothing is imported to find out."""
-    if type(value).__module__.partition(".")[0] not in ("pandas", "polars", "pyarrow"):
+    kind = type(value)
+    if kind.__module__.partition(".")[0] not in ("pandas", "polars", "pyarrow") or _is_lazy(value):
         return None
-    names = getattr(value, "column_names", None)  # pyarrow's
-    if names is None:
-        names = getattr(value, "columns", None)
-    return None if names is None or callable(names) or hasattr(value, "collect") else list(names)
+    # Asked of the class: of a frame of pandas, any column is an attribute too. The first is pyarrow's.
+    found = next((name for name in ("column_names", "columns") if hasattr(kind, name)), None)
+    names = None if found is None else getattr(value, found)
+    return None if names is None or callable(names) else list(names)
+
+
+def _is_lazy(value: Any) -> bool:
+    """Whether this is a query of polars, whose rows are not there yet."""
+    return hasattr(type(value), "collect")
 
 
 def without_column(table: Any, name: str) -> Any:
@@ -50,7 +56,7 @@ def without_column(table: Any, name: str) -> Any:
 
 
 def _from_array(value: Any, what: str) -> Tensor:
-    if hasattr(value, "collect"):  # polars' LazyFrame
+    if _is_lazy(value):
         raise ValueError(f"{what} must be there already, got {type(value).__name__}: pass what .collect() returns")
     if not (isinstance(value, np.ndarray | Sequence | memoryview) or hasattr(value, "__array__")):
         raise ValueError(f"{what} must be a tensor or an array, got {type(value).__name__}")

@@ -168,6 +168,14 @@ def test_a_table_may_hold_its_target(frame: Any, expected: rc.Coreset) -> None:
     assert torch.equal(memory.batch.targets, Y[memory.batch.ids])
 
 
+@pytest.mark.parametrize("name", ["collect", "column_names", "columns", "iloc"])
+def test_a_column_of_pandas_may_be_called_what_other_tables_have(name: str, expected: rc.Coreset) -> None:
+    """Of a frame of pandas each column is an attribute, too."""
+    frame = FRAME.rename(columns={"b": name})
+    assert_same(choose(frame, size=20, target="label"), expected)
+    assert_same(choose(frame.drop(columns="label"), Y, 20), expected)
+
+
 def test_tuples_that_a_loader_turned_into_lists_are_tuples_again() -> None:
     class Two(Squares):
         def __getitem__(self, index: int) -> Any:
