@@ -113,6 +113,18 @@ def test_new_examples_of_another_form_are_refused_in_one_sentence() -> None:
         rc.rehearsal_loader(NEW, [], 5)
 
 
+@pytest.mark.parametrize(("target", "known"), [(300, torch.uint8), (-1, torch.uint8), (1e300, torch.float32)])
+def test_numbers_that_the_type_of_remembered_ones_has_no_room_for_are_refused(target: float, known: Any) -> None:
+    class Large(Plain):
+        def __getitem__(self, index: int) -> Any:
+            return NEW[0][index], target
+
+    memory = rc.Reservoir(9)
+    memory.update(OLD[0], OLD[1].to(known))
+    with pytest.raises(ValueError, match=rf"^targets must keep the type {known} of earlier examples, got torch.\w+64$"):
+        next(iter(rc.rehearsal_loader(Large(), memory, 5)))
+
+
 def test_workers_give_what_the_process_itself_does() -> None:
     alone = list(rc.rehearsal_loader(Plain(), remembered(), 10))
     helped = list(rc.rehearsal_loader(Plain(), remembered(), 10, num_workers=2))

@@ -135,7 +135,12 @@ def _fitted(arrived: Batch, like: Batch) -> Batch:
     wanted = named_tensors(like.inputs)
 
     def fit(value: Tensor, other: Tensor | None) -> Tensor:
-        return value.to(other.dtype) if other is not None and torch.can_cast(value.dtype, other.dtype) else value
+        if other is None or not torch.can_cast(value.dtype, other.dtype):
+            return value
+        fitted = value.to(other.dtype)
+        # A fraction may be rounded. What there is no room for stays as it is, and is refused by its type.
+        same = fitted.isfinite() if fitted.is_floating_point() else fitted.to(value.dtype) == value
+        return fitted if bool(same.all()) else value
 
     fitted = iter([fit(value, wanted.get(name)) for name, value in named_tensors(arrived.inputs).items()])
     inputs = map_inputs(lambda _: next(fitted), arrived.inputs)
