@@ -141,7 +141,7 @@ def tensors(
         raise ValueError(
             f"dataset must be a datasets.Dataset, got {type(dataset).__name__}: make one that can be indexed"
         )
-    found = [name for name in (*columns, target, "label") if name in dataset.column_names]
+    found = [name for name in dict.fromkeys((*columns, target, "label")) if name in dataset.column_names]
     rows = dataset.select_columns(found).with_format("torch" if collator is None else None)[:]
     if collator is not None:
         with seeded(derive_seed(seed, "collate")):

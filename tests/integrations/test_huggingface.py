@@ -108,6 +108,16 @@ def test_choosing_from_a_dataset_equals_choosing_from_its_tensors() -> None:
     assert kept["weight"][:] == coreset.weights[order].tolist()
 
 
+def test_the_column_called_label_may_be_named() -> None:
+    rows, columns = classified(), ["input_ids", "attention_mask"]
+    for options in ({}, {"collator": lambda some: {name: torch.tensor([r[name] for r in some]) for name in some[0]}}):
+        if options:
+            rows = rows.remove_columns("text")
+        inputs, targets = tensors(rows, columns=columns, target="label", **options)
+        assert list(inputs) == columns and targets.tolist() == [i % 3 for i in range(40)]
+        assert torch.equal(targets, tensors(rows, columns=columns)[1])
+
+
 def test_kept_rows_stand_for_all_beside_new_ones_of_weight_one() -> None:
     rows = Dataset.from_dict({"input_ids": [[i % 20, i % 7, i % 11] for i in range(300)], "labels": [*range(3)] * 100})
     kept = select(bert, rows, 40, columns=["input_ids"], inits=2)
