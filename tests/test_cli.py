@@ -28,15 +28,34 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     )
 
 
-def test_the_demo_prints_a_table_and_saves_a_picture(tmp_path: Path) -> None:
+def assert_shown(output: str, error: str, picture: Path) -> None:
+    """What the demo leaves behind."""
+    for memory in ("gradient matching", "k-means per class", "herding", "reservoir"):
+        assert memory in output
+    assert picture.name in output
+    for line in error.splitlines():  # where nobody watches, a line every half minute
+        assert re.fullmatch(r"learning digits: \d+%, about .* left", line)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_demo_prints_a_table_and_saves_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two sizes and two seeds, which is a fifth of the work."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("recollect.demo.SIZES", (20, 50))
+    monkeypatch.setattr("recollect.demo.SEEDS", (0, 1))
+    assert stopped("demo", "--output", "picture.png") == 0
+    told = capsys.readouterr()
+    assert "50 of 1437" in told.out
+    assert_shown(told.out, told.err, tmp_path / "picture.png")
+
+
+@pytest.mark.slow
+def test_the_whole_demo_runs_where_nothing_is(tmp_path: Path) -> None:
     result = run("demo", "--output", "picture.png", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    for memory in ("gradient matching", "k-means per class", "herding", "reservoir"):
-        assert memory in result.stdout
-    assert "picture.png" in result.stdout
-    for line in result.stderr.splitlines():  # where nobody watches, a line every half minute
-        assert re.fullmatch(r"learning digits: \d+%, about .* left", line)
-    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert_shown(result.stdout, result.stderr, tmp_path / "picture.png")
 
 
 ROWS = str(Path(__file__).parent / "files" / "bank.csv")

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,15 @@ from recollect.learners import Task, Training
 from tests.conftest import assert_refused, needs_data
 
 
+@cache
 def slice_of(name: str, tested: int = 50) -> Dataset:
+    """The first examples, copied, so that the others need not be held."""
     dataset = rc.datasets.load(name)
-    test = Examples(dataset.test.inputs[:tested], dataset.test.targets[:tested])
-    return Dataset(dataset.train, test, dataset.n_classes)
+    parts = [
+        Examples(*(tensor[:rows].clone() for tensor in part))
+        for part, rows in ((dataset.train, 5000), (dataset.test, tested))
+    ]
+    return Dataset(*parts, dataset.n_classes)
 
 
 PAIRS = sorted({*(("gdumb", memory) for memory in CONTENDERS), *((learner, "recollect") for learner in LEARNERS)})
@@ -150,7 +156,7 @@ def test_run_keeps_results_and_does_not_repeat_them(
         (["run", "--epochs", "0"], "epochs must be a whole number of at least 1, got 0"),
         (["run", "--size", "many"], "--size must be a whole number, got 'many'"),
         (["run", "--results", "."], "results are kept in a file, got the folder"),
-        (["run", "--stream", "rotated", "--dataset", "covertype"], "only images of shape"),
+        (["run", "--stream", "rotated", "--dataset", "ldpa"], "only images of shape"),
     ],
 )
 def test_bad_runs_get_exit_code_2_one_line_and_leave_no_file(
@@ -160,8 +166,8 @@ def test_bad_runs_get_exit_code_2_one_line_and_leave_no_file(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if "covertype" in arguments and rc.datasets.find("covertype") is None:
-        pytest.skip("covertype.npz is not there")
+    if "ldpa" in arguments and rc.datasets.find("ldpa") is None:
+        pytest.skip("ldpa.npz is not there")
     monkeypatch.chdir(tmp_path)
     assert_refused(arguments, message, capsys)
     assert list(tmp_path.iterdir()) == []
@@ -268,9 +274,9 @@ def test_other_embeddings_are_another_group() -> None:
     assert [len(group) for group in grouped(experiments)] == [1, 1]
 
 
-@needs_data("mnist")
 def test_networks_that_are_not_stacked_are_stored_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiments = [Experiment("gdumb", "mnist", "reservoir", size, epochs=1, rows=100) for size in (10, 20)]
+    monkeypatch.setattr("recollect.experiments.group.is_stackable", lambda model: False)
+    experiments = [Experiment("gdumb", "digits", "reservoir", size, epochs=1, rows=100) for size in (10, 20)]
     store = open_store(tmp_path / "results.jsonl")
     append = Results.append
 

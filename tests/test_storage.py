@@ -166,25 +166,39 @@ while True:
 """
 
 
+_FORK_SAVERS = """
+import itertools, os, sys, torch, recollect as rc
+torch.set_num_threads(1)
+for _ in sys.stdin:  # each line asks for one child that saves for ever, and says who it is once it has
+    child = os.fork()
+    if child == 0:
+        memory = rc.Reservoir(200)
+        for saves in itertools.count():
+            memory.update(torch.full((10, 50), float(memory.seen)), torch.arange(10))
+            memory.save(sys.argv[1])
+            if saves == 0:
+                print(os.getpid(), flush=True)
+    os.waitpid(child, 0)
+    print("gone", flush=True)
+"""
+
+
 def test_a_kill_at_any_moment_leaves_a_whole_state(tmp_path: Path) -> None:
     folder = tmp_path / "memory"
-    seen = 0
-    for delay in (0.0, 0.011, 0.003, 0.017, 0.007):
-        process = subprocess.Popen(
-            [sys.executable, "-c", _SAVE_FOREVER, str(folder)], stdout=subprocess.PIPE, env={**os.environ}
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        memory = rc.load_memory(folder)
-        seen = memory.seen
-        assert seen > 0
-        assert len(memory) == min(200, seen)
-        assert isinstance(memory.batch.inputs, torch.Tensor)
-        assert torch.equal(memory.batch.inputs[:, 0].long(), memory.batch.ids // 10 * 10)
+    command = [sys.executable, "-c", _FORK_SAVERS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as driver:
+        assert driver.stdin is not None and driver.stdout is not None
+        for delay in (0.0, 0.011, 0.003, 0.017, 0.007, 0.001, 0.023, 0.005):
+            driver.stdin.write("\n")
+            child = int(driver.stdout.readline())
+            time.sleep(delay)
+            os.kill(child, signal.SIGKILL)
+            assert driver.stdout.readline() == "gone\n"
+            memory = rc.load_memory(folder)
+            assert memory.seen > 0
+            assert len(memory) == min(200, memory.seen)
+            assert isinstance(memory.batch.inputs, torch.Tensor)
+            assert torch.equal(memory.batch.inputs[:, 0].long(), memory.batch.ids // 10 * 10)
 
 
 def test_saves_and_loads_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
