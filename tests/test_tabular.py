@@ -27,7 +27,6 @@ import torch
 from recollect.cli import main
 from recollect.files import checksum, seal, unseal
 from recollect.tables import (
-    WRITTEN,
     Settings,
     Store,
     export_table,
@@ -1001,7 +1000,7 @@ def test_unusual_types_and_numbers_are_taken_or_refused_in_one_line(tmp_path: Pa
     )
     path = save(table, tmp_path / "rows.arrow")
     for options in (["--target", "y"], ["--target", "c"], ["--target", "y", "--ignore", "c"]):
-        for suffix in WRITTEN:
+        for suffix in (".parquet", ".csv", ".ndjson", ".arrow"):  # other endings mean one of these
             output = tmp_path / f"out{suffix}"
             code = run("select", path, "--size", 5, "--memory", "reservoir", "-o", output, "--quiet", *options)
             error = capsys.readouterr().err
