@@ -82,6 +82,22 @@ class Tokens(nn.Module):
         return self.head(torch.tanh(self.norm(h)).mean(1))  # type: ignore[no-any-return]
 
 
+class Positions(nn.Module):
+    """Learned positions, of which as many are taken as there are words; fewer than there are examples in a batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.all_of_them, self.some_of_them = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(5, 8))
+        self.bias = nn.Parameter(torch.randn(5))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
+        h = self.table(x) + self.all_of_them[:length] + self.some_of_them[None, :length]
+        return self.head((h * self.bias[:length, None]).tanh().mean(1))  # type: ignore[no-any-return]
+
+
 class Products(nn.Module):
     """Weights that are multiplied by hand, in every way there is to write it."""
 
@@ -345,6 +361,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "strange": (Strange, _numbers(6)),
     "convolutions": (Convolutions, _numbers(2, 7, 6)),
     "tokens": (Tokens, _tokens(4)),
+    "positions": (Positions, _tokens(3)),
     "products": (Products, _numbers(6)),
     "shared bias": (SharedBias, _numbers(6)),
     "recurrent": (Recurrent, _numbers(5, 3)),

@@ -194,6 +194,17 @@ def frozen() -> nn.Module:
     return model
 
 
+class ByHand(nn.Module):
+    """A linear layer that is never called, as those of attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.layer.weight) + self.layer.bias
+
+
 def convolution() -> nn.Module:
     return nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten())
 
@@ -208,6 +219,7 @@ def convolution() -> nn.Module:
         (tied, "all"),
         (frozen, "all"),
         (convolution, "all"),
+        (ByHand, "all"),
     ],
 )
 def test_auto_is_the_last_layer_where_the_model_ends_in_one(make_model: Any, layers: str) -> None:

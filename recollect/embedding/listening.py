@@ -63,6 +63,7 @@ class Listener(TorchFunctionMode):
         n: how many examples there are.
         mark: makes an output known to autograd, if need be; returns it, and something to ask its gradient by.
         alike: uses whose result is the same for all examples.
+        free: parameters that were made anew for each example, by the identity of their copies; see `made_for_each`.
     """
 
     def __init__(
@@ -71,9 +72,10 @@ class Listener(TorchFunctionMode):
         n: int,
         mark: Callable[[Tensor], tuple[Tensor, Any]],
         alike: frozenset[Key] = frozenset(),
+        free: Mapping[int, int] | None = None,
     ) -> None:
         super().__init__()
-        self._names, self._n, self._mark, self._alike = names, n, mark, alike
+        self._names, self._n, self._mark, self._alike, self._free = names, n, mark, alike, free or {}
         # Transposed parameters by identity; held, so that no other tensor gets the same.
         self._turned: dict[int, tuple[str, Tensor]] = {}
         self.uses: list[Use] = []
@@ -82,6 +84,8 @@ class Listener(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._free and func is _INDEXING and (ones := self._free.get(id(args[0]), -1)) >= 0:
+            return func(args[0], _behind_examples(args[1], ones))
         touched = self._touched((*args, *kwargs.values()))
         if not touched:
             return func(*args, **kwargs)
@@ -183,8 +187,8 @@ def listen(
     parameters = dict(model.named_parameters())
     counted = {id(parameters[name]): name for name in names if name not in free}
     alike = frozenset(key for key, layout in (layouts or {}).items() if layout.examples == "nowhere")
-    listener = Listener(counted, n, mark, alike)
     with torch.enable_grad(), made_for_each(model, free, n) as leaves:
+        listener = Listener(counted, n, mark, alike, {id(leaf): free[name] for name, leaf in leaves.items()})
         with listener:
             outputs = forward(model, inputs)
         each = losses(outputs, targets)
@@ -281,6 +285,15 @@ class _Anchored(torch.autograd.Function):
         return None, None
 
 
+def _behind_examples(index: Any, ones: int) -> Any:
+    """Where in copies of a parameter is what has this index in it: `positions[:length]` must not count examples.
+
+    A first None makes a place for the examples, who have theirs already.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    return (slice(None),) * (1 + ones) + (parts[1:] if parts and parts[0] is None else parts)
+
+
 def _for_each(value: Tensor, n: int) -> Tensor:
     """The same for every example, which come first."""
     return value.expand(n, *value.shape[1:]) if value.ndim and len(value) == 1 else value.expand(n, *value.shape)
@@ -293,6 +306,7 @@ def _holds_another_tensor(result: Any, args: Iterable[Any]) -> bool:
 
 
 _OF_TENSOR: Any = Tensor
+_INDEXING = _OF_TENSOR.__getitem__
 _TURNING = (
     *(_OF_TENSOR.t, torch.t, _OF_TENSOR.T.__get__, _OF_TENSOR.mT.__get__),
     *(_OF_TENSOR.transpose, torch.transpose),

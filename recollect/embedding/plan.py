@@ -436,7 +436,10 @@ def _selected(model: nn.Module, layers: Layers, probes: Sequence[Probe]) -> set[
         last = _ends_in(model, probes) if classes else None
         return set(modules) if last is None else {last}
     if layers == "last":
-        return {_last_linear(model, probes[0].inputs)[0]}
+        found = _last_linear(model, probes[0].inputs)
+        if found is None:
+            raise ValueError("layers='last' needs a model with a linear layer, got none: name the layers to use")
+        return {found[0]}
     wanted: Sequence[str] = [layers] if isinstance(layers, str) else layers
     for name in wanted:
         if name not in modules:
@@ -453,7 +456,10 @@ def _ends_in(model: nn.Module, probes: Sequence[Probe]) -> str | None:
     """
     if not any(isinstance(module, nn.Linear) for module in model.modules()) or _has_more(model, probes):
         return None
-    name, output, result = _last_linear(model, probes[0].inputs)
+    found = _last_linear(model, probes[0].inputs)
+    if found is None:
+        return None
+    name, output, result = found
     same = output.data_ptr() == result.data_ptr() and output.shape == result.shape and output.ndim == 2
     weight = model.get_submodule(name).weight
     users = [other for other, p in model.named_parameters(remove_duplicate=False) if p is weight]
@@ -472,8 +478,11 @@ def _has_more(model: nn.Module, probes: Sequence[Probe]) -> bool:
     return bool(idle)
 
 
-def _last_linear(model: nn.Module, inputs: Inputs) -> tuple[str, Tensor, Tensor]:
-    """The linear layer that is called last, its output and the model's."""
+def _last_linear(model: nn.Module, inputs: Inputs) -> tuple[str, Tensor, Tensor] | None:
+    """The linear layer that is called last, its output and the model's; None if none is called.
+
+    There may be some that are not, as those of which attention takes the weights alone.
+    """
     calls: list[tuple[str, Tensor]] = []
     hooks = [
         module.register_forward_hook(lambda *seen, name=name: calls.append((name, seen[-1])))
@@ -486,6 +495,4 @@ def _last_linear(model: nn.Module, inputs: Inputs) -> tuple[str, Tensor, Tensor]
     finally:
         for hook in hooks:
             hook.remove()
-    if not calls:
-        raise ValueError("layers='last' needs a model with a linear layer, got none: name the layers to use")
-    return *calls[-1], result
+    return (*calls[-1], result) if calls else None
