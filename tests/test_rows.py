@@ -87,12 +87,12 @@ def test_factors_are_matched_as_formed_rows_are(options: dict[str, object], size
     assert kept.error == pytest.approx(formed.error, rel=1e-4)
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e12])
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e30])
 def test_the_scale_of_factors_does_not_matter(scale: float) -> None:
-    candidates = factored(200)
+    candidates = factored(200, bias=False)
     deltas, inputs = candidates.form.factors(candidates.packed(torch.arange(200)))
-    scaled = Factored(deltas * scale, inputs, bias=True)
-    assert torch.equal(rc.pursue(candidates, 20).indices, rc.pursue(scaled, 20).indices)
+    for scaled in (Factored(deltas * scale, inputs), Factored(deltas, inputs * scale)):
+        assert torch.equal(rc.pursue(candidates, 20).indices, rc.pursue(scaled, 20).indices)
 
 
 def test_factors_are_kept_where_they_are_no_longer_than_dim() -> None:

@@ -50,6 +50,14 @@ def test_the_papers_settings_are_keyword_arguments() -> None:
     assert len(coreset) == 3
 
 
+@pytest.mark.parametrize("layers", ["auto", "all"])
+def test_inputs_whose_squares_leave_single_precision_are_matched(layers: str) -> None:
+    """As of times in nanoseconds; the last layer's gradients are kept as factors, which are multiplied."""
+    inputs = 1e20 * torch.randn(300, 6, generator=torch.Generator().manual_seed(0))
+    coreset = rc.select(make_model, inputs, torch.arange(300) % 3, 30, inits=3, layers=layers)
+    assert len(coreset) == 30 and coreset.error < 0.5
+
+
 def test_rows_are_chosen_from_the_shortlist_by_their_own_numbers() -> None:
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(200, 6, generator=generator), torch.arange(200) % 3

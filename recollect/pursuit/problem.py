@@ -21,6 +21,7 @@ SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 matri
 _SINGLE_FACTOR = 5e-4  # the same for a float32 factor, whose rounding adds up where rows outnumber their dimensions
 
 _HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
+_IN_RANGE = 1e15  # rows of about this norm, or its inverse, may have a factor whose square is hardly a float32
 _NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
 _PADDING = 16  # entries: a cache line
 
@@ -138,7 +139,7 @@ def scaled(
         center,
         rule,
         size,
-        _precision(dictionary, lambda_, square, float(norms.max()) / unit, exact),
+        _precision(dictionary, lambda_, square, float(norms.max()) / unit, unit, exact),
         exact,
         constant=_HOLD * math.sqrt(square) if count is not None else 0.0,
         count=0.0 if count is None else count / weight_unit,
@@ -147,7 +148,13 @@ def scaled(
     )
 
 
-def _precision(dictionary: Dictionary, lambda_: float, square: float, longest: float, exact: bool) -> torch.dtype:
-    """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64."""
+def _precision(
+    dictionary: Dictionary, lambda_: float, square: float, longest: float, unit: float, exact: bool
+) -> torch.dtype:
+    """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64.
+
+    So it is where one of the factors that rows are made of may be so long that its square leaves float32.
+    """
     single = dictionary.dtype == torch.float32 and not exact and _SINGLE_FACTOR * square <= lambda_ <= 1e12 * square
-    return torch.float32 if single and longest < 1e6 else torch.float64
+    inside = _IN_RANGE**-1 < unit < _IN_RANGE or factors_of(dictionary) is None
+    return torch.float32 if single and inside and longest < 1e6 else torch.float64
