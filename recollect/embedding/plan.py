@@ -29,19 +29,33 @@ Truth: TypeAlias = list[dict[str, Tensor | None]]
 
 
 class Probe(NamedTuple):
-    """A few examples that ways of computing gradients are tried on, and the gradients of each by autograd."""
+    """A few examples that ways of computing gradients are tried on, and the gradients of each by autograd.
+
+    Attributes:
+        truth: the gradients of each example; none of parameters that its loss does not depend on.
+        largest: number in the gradients of each parameter, whatever its sign.
+    """
 
     inputs: Inputs
     targets: Tensor
     truth: Truth = []  # noqa: RUF012
+    largest: Mapping[str, float] = {}
 
     @property
     def n(self) -> int:
         return len(self.targets)
 
+    def knowing(self, truth: Truth) -> "Probe":
+        sizes: dict[str, list[float]] = {}
+        for example in truth:
+            for name, gradient in example.items():
+                if gradient is not None:
+                    sizes.setdefault(name, []).append(_largest(gradient))
+        largest = {name: max(some) if all(map(math.isfinite, some)) else math.inf for name, some in sizes.items()}
+        return self._replace(truth=truth, largest=largest)
+
     def is_finite(self) -> bool:
-        known = [g for example in self.truth for g in example.values() if g is not None]
-        return all(bool(torch.isfinite(g).all()) for g in known)
+        return all(map(math.isfinite, self.largest.values()))
 
 
 class Unit(NamedTuple):
@@ -135,7 +149,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     first = probes[0]
     check_repeatable(model, first.inputs, first.targets, losses)
     _check_alone(model, first.inputs, first.targets, losses)
-    probes = [p._replace(truth=gradients_by_autograd(model, names, p.inputs, p.targets, losses)) for p in probes]
+    probes = [p.knowing(gradients_by_autograd(model, names, p.inputs, p.targets, losses)) for p in probes]
     probes = [probes[0], *(p for p in probes[1:] if p.is_finite())]  # who embeds the others can say which are not
     used = [name for name in names if any(example[name] is not None for p in probes for example in p.truth)]
     if not used:
@@ -231,7 +245,6 @@ class _Planner:
     ) -> None:
         self._model, self._names, self._losses, self._probes = model, names, losses, probes
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if name in names}
-        known = [g for p in probes for example in p.truth for g in example.values() if g is not None and g.numel()]
         if not probes[0].is_finite():
             raise ValueError(
                 "gradients must be finite, got NaN or infinity for the first examples: "
@@ -239,7 +252,7 @@ class _Planner:
             )
         # Some gradients are zero but for rounding, such as those of an attention's key bias: what counts as rounding
         # is told by the largest gradient of all.
-        self._rounding = 1e-6 * max((float(g.abs().max()) for g in known), default=0.0)
+        self._rounding = 1e-6 * max((size for p in probes for size in p.largest.values()), default=0.0)
 
     def _listen(self, probe: Probe, **options: Any) -> Heard:
         return listen(self._model, self._names, probe.inputs, probe.targets, self._losses, **options)
@@ -335,18 +348,26 @@ class _Planner:
     def _agree(self, names: Iterable[str], found: Mapping[str, Tensor], probe: Probe) -> bool:
         """Whether these are the true gradients of the probe's examples, to single precision."""
         for name in names:
-            true = [example[name] for example in probe.truth]
-            largest = max((float(value.abs().max()) for value in true if value is not None), default=0.0)
+            largest = probe.largest.get(name, 0.0)
+            if name not in found:
+                if largest > self._rounding:
+                    return False
+                continue
             atol = max(1e-4 * largest, self._rounding)
-            for i, value in enumerate(true):
-                if name not in found:
-                    if value is not None and float(value.abs().max()) > self._rounding:
-                        return False
-                    continue
-                expected = torch.zeros_like(found[name][i]) if value is None else single(value)
-                if not torch.allclose(found[name][i], expected, rtol=1e-3, atol=atol):
+            for each, example in zip(found[name], probe.truth, strict=True):
+                expected = torch.zeros_like(each) if (value := example[name]) is None else single(value)
+                # In nearly all cases the first decides, in a tenth of the time.
+                if not (_largest(each - expected) <= atol or torch.allclose(each, expected, rtol=1e-3, atol=atol)):
                     return False
         return True
+
+
+def _largest(value: Tensor) -> float:
+    """Number of a tensor, whatever its sign; NaN if there is any."""
+    if not value.numel():
+        return 0.0
+    low, high = map(float, value.aminmax())
+    return max(-low, high)
 
 
 def _gradients(heard: Heard, n: int) -> dict[str, Tensor]:
