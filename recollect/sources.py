@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,11 @@ def examples_of(inputs: Any, targets: Any = None, target: str | None = None) -> 
     """
     if target is not None and not isinstance(target, str):
         raise ValueError(f"target must be the name of the targets, got {target!r}")
+    if isinstance(targets, Real):
+        raise ValueError(
+            f"targets must have one entry per example, got the number {targets!r}: "
+            f"if it is a size, pass it by name, as size={targets!r}"
+        )
     if targets is not None:
         if target is not None:
             raise ValueError(f"targets must be passed or named, got both: leave out target={target!r}")

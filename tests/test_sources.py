@@ -230,6 +230,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         {},
         "a loader to select from must not shuffle, as rows are counted in its order: pass its dataset",
     ),
+    "a size in their place": (
+        lambda: TensorDataset(X, Y),
+        {"targets": 10},
+        "if it is a size, pass it by name, as size=10",
+    ),
+    "a size beside a name": (lambda: {"x": X, "y": Y}, {"targets": 10, "target": "y"}, "pass it by name, as size=10"),
     "both": (lambda: (X, Y), {"targets": Y, "target": "y"}, "targets must be passed or named, got both"),
     "no name": (lambda: [{"x": X, "y": Y}], {}, "target must be the name of the targets in a dict that has 'x', 'y'"),
     "another name": (lambda: {"x": X, "y": Y}, {"target": "z"}, "got 'z'"),
