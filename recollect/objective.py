@@ -14,7 +14,7 @@ from recollect.classes import COUNTED, ClassWeight, Tally, check_classes, class_
 from recollect.embedding import Init, MakeModel, ScaleOutputs, calibrate_norms, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS, check_init, check_not_lazy
 from recollect.embedding.plain import gradients_of
-from recollect.embedding.plan import check_repeatable
+from recollect.embedding.plan import check_real, check_repeatable
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
 from recollect.numerics import full_precision
@@ -145,9 +145,11 @@ def _gradient(
     if torch.is_inference_mode_enabled():
         raise ValueError(NO_INFERENCE)
     check_not_lazy(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = [*trainable.values()]
     if not parameters:
         raise ValueError("the model must have at least one trainable parameter, got none")
+    check_real(trainable)
     total = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.float64)
     for part in batch.minibatches(batch_size):
         with torch.enable_grad():

@@ -1,6 +1,7 @@
 """Models and losses as people have them: gradients are those that autograd gives of each example alone, or none."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -182,3 +183,29 @@ def test_models_without_values_or_code_are_refused(make_model: Any, sentence: st
     ):
         with pytest.raises(ValueError, match=f"make_model must return {sentence}"):
             use()
+
+
+class Spectral(nn.Module):
+    """A Fourier layer with complex weights, or with pairs of real ones."""
+
+    def __init__(self, real: bool) -> None:
+        super().__init__()
+        weight = 0.3 * torch.randn(6, 3, dtype=torch.cfloat)
+        self.weight, self.head = nn.Parameter(torch.view_as_real(weight) if real else weight), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.weight.is_complex() else torch.view_as_complex(self.weight)
+        return self.head((torch.fft.fft(x)[:, :6] @ weight).real)  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:some gradients are computed")
+def test_complex_parameters_are_refused_with_what_works_instead() -> None:
+    data, sentence = examples(60), r"must be real, got torch\.complex64 in 'weight': make it of torch\.view_as_real"
+    coreset = rc.select(partial(Spectral, False), *data, 10, inits=2)  # of the last layer alone
+    for use in (
+        lambda: rc.select(partial(Spectral, False), *data, 10, layers="all", inits=2),
+        lambda: rc.matching_error(partial(Spectral, False), data, coreset),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            use()
+    assert deviation(partial(Spectral, True), *data) < 1e-5

@@ -146,6 +146,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     names = [name for name, p in trainable.items() if not owners.isdisjoint(called[id(p)])]
     if not names:
         raise ValueError(f"layers must name modules with trainable parameters, got {layers!r}")
+    check_real({name: trainable[name] for name in names})
     first = probes[0]
     check_repeatable(model, first.inputs, first.targets, losses)
     _check_alone(model, first.inputs, first.targets, losses)
@@ -182,6 +183,16 @@ def owner(parameter: str) -> str:
         'head.fc'
     """
     return parameter.rpartition(".")[0]
+
+
+def check_real(parameters: Mapping[str, Tensor]) -> None:
+    """Refuse complex parameters: their gradients are no rows of real numbers."""
+    for name, parameter in parameters.items():
+        if parameter.is_complex():
+            raise ValueError(
+                f"parameters whose gradients are matched must be real, got {parameter.dtype} in {name!r}: make it of "
+                "torch.view_as_real, and let forward take torch.view_as_complex of it"
+            )
 
 
 def check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> None:

@@ -75,6 +75,7 @@ def fingerprint_of(model: nn.Module) -> Tensor:
     """
     told = []
     for tensor in (t.detach() for t in (*model.parameters(), *model.buffers()) if t.numel()):
+        tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor  # as rotations are
         some = tensor.flatten()[:: max(1, tensor.numel() // _SHOWN)][:_SHOWN].double().cpu()
         size = tensor.double().abs().sum().cpu()
         told += [torch.tensor([tensor.numel()], dtype=torch.float64), size[None], some]
