@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import recollect as rc
 from recollect.memories.herding import fair_shares, herd
@@ -228,7 +228,7 @@ def balanced_from_scratch(labels: list[int], keys: list[float], capacity: int) -
     """GDumb's sampler, one example after the other."""
     kept: list[int] = []
     for i, label in enumerate(labels):
-        groups = {c: [j for j in kept if labels[j] == c] for c in dict.fromkeys(labels[: i + 1])}
+        groups = {c: [j for j in kept if labels[j] == c] for c in sorted(set(labels[: i + 1]))}
         if len(kept) < capacity:
             kept.append(i)
         elif len(groups[label]) < capacity / len(groups):
@@ -245,6 +245,21 @@ def test_class_balance_is_gdumbs_sampler(seed: int) -> None:
     memory.update(torch.zeros(200, 1), labels)
     keys = uniform_keys(seed, torch.arange(200)).tolist()
     assert memory.batch.ids.tolist() == balanced_from_scratch(labels.tolist(), keys, 10)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_class_balance_does_not_depend_on_how_the_stream_is_cut(seed: int) -> None:
+    labels = torch.randint(0, 30, (300,), generator=torch.Generator().manual_seed(seed))
+    inputs = torch.zeros(300, 1)
+    kept = []
+    for size in (1, 7, 40, 300):
+        memory = rc.ClassBalanced(20, seed=seed)
+        for rows in torch.arange(300).split(size):
+            memory.update(inputs[rows], labels[rows])
+        kept.append(memory.batch.ids)
+    passing = rc.ClassBalanced(20, seed=seed)
+    passing.update(DataLoader(TensorDataset(inputs, labels), 9, generator=torch.Generator()))
+    assert all(torch.equal(ids, passing.batch.ids) for ids in kept)
 
 
 def test_class_balance_needs_class_numbers() -> None:

@@ -34,11 +34,12 @@ class ClassBalanced(Memory):
     """
 
     counts_weights = True
+    cuts_freely = True
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         labels = class_labels(torch.cat([held.targets, arrived.targets])).tolist()
         seen_classes = set(self._state["classes"].tolist()) if len(held) else set()
-        members: dict[int, list[int]] = {label: [] for label in seen_classes}
+        members: dict[int, list[int]] = {label: [] for label in sorted(seen_classes)}
         for position in range(len(held)):
             members[labels[position]].append(position)
         count = len(held)
@@ -46,7 +47,9 @@ class ClassBalanced(Memory):
         for i, key in enumerate(keys):
             position = len(held) + i
             label = labels[position]
-            group = members.setdefault(label, [])
+            if label not in members:  # in the order of their numbers: by it ties are broken, however the stream is cut
+                members = dict(sorted([*members.items(), (label, [])]))
+            group = members[label]
             if count < self.capacity:
                 count += 1
             elif len(group) < self.capacity / len(members):

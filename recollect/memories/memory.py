@@ -102,8 +102,8 @@ class Memory(ABC):
         """Take in examples and decide anew what stays. On any error the memory is as before.
 
         A dataset, a loader or an iterable of batches is one update, as if all of it arrived at once. Most memories hold
-        all of it during the update; gradient matching with a shortlist, a reservoir and a sliding window read each
-        batch once and hold a part.
+        all of it during the update; gradient matching with a shortlist, a reservoir, a class-balanced memory and a
+        sliding window read each batch once and hold a part.
 
         Args:
             inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without
