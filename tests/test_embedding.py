@@ -129,6 +129,37 @@ def test_attention_in_other_forms_is_left_to_torch_func_alone(options: dict[str,
     assert {name.partition(".")[0] for name in embedding.prepared.plan.rest} == {"attention"}
 
 
+class Cut(nn.Module):
+    """Learned positions, fewer than there are examples in a batch, that are cut into pieces and put together again."""
+
+    def __init__(self, cut: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.cut, self.words, self.head = cut, nn.Embedding(20, 8), nn.Linear(8, 3)
+        self.positions = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.words(x) + self.cut(self.positions)).tanh().mean(1))  # type: ignore[no-any-return]
+
+
+@slow_path
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda p: torch.cat(p.split(5)),
+        lambda p: torch.cat(p.tensor_split(2)),
+        lambda p: torch.cat(p.chunk(2)),
+        lambda p: torch.stack(torch.unbind(p)),
+        lambda p: torch.stack(list(p)),
+    ],
+)
+def test_a_parameter_that_is_cut_is_left_to_torch_func(cut: Callable[[Tensor], Tensor]) -> None:
+    inputs = NETWORKS["transformer"][1]
+    embedding = rc.GradientEmbedding(partial(Cut, cut), inits=1, projection=None)
+    embeddings = embedding.embed(inputs, LABELS)
+    assert relative_difference(embeddings, gradients_by_torch_func(embedding, inputs, LABELS)) < 1e-5
+    assert embedding.prepared is not None and set(embedding.prepared.plan.rest) == {"positions"}
+
+
 def test_candidates_are_decided_on_once() -> None:
     make_model, inputs = NETWORKS["bilinear"]
     embedding = rc.GradientEmbedding(make_model, inits=1, layers=["pairs", "head"])

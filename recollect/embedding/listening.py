@@ -84,8 +84,11 @@ class Listener(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._free and func is _INDEXING and (ones := self._free.get(id(args[0]), -1)) >= 0:
-            return func(args[0], _behind_examples(args[1], ones))
+        if self._free and args and (ones := self._free.get(id(args[0]), -1)) >= 0:
+            if func is _INDEXING:
+                return func(args[0], _behind_examples(args[1], ones))
+            if func in _CUTTING:  # would cut between examples
+                raise RuntimeError("a parameter that is cut cannot be made anew for each example")
         touched = self._touched((*args, *kwargs.values()))
         if not touched:
             return func(*args, **kwargs)
@@ -307,6 +310,11 @@ def _holds_another_tensor(result: Any, args: Iterable[Any]) -> bool:
 
 _OF_TENSOR: Any = Tensor
 _INDEXING = _OF_TENSOR.__getitem__
+_CUTTING = (
+    *(_OF_TENSOR.split, torch.split, _OF_TENSOR.split_with_sizes, torch.split_with_sizes),
+    *(_OF_TENSOR.tensor_split, torch.tensor_split, _OF_TENSOR.chunk, torch.chunk),
+    *(_OF_TENSOR.unbind, torch.unbind, _OF_TENSOR.__iter__),
+)
 _TURNING = (
     *(_OF_TENSOR.t, torch.t, _OF_TENSOR.T.__get__, _OF_TENSOR.mT.__get__),
     *(_OF_TENSOR.transpose, torch.transpose),
