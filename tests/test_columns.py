@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 
-from recollect.tables.dates import DateForm, parse_dates
+from recollect.tables.dates import GUESSED, DateForm, likely_forms, parse_dates
 from recollect.tables.encoding import Drift
 from recollect.tables.examining import examine, fit_encoding
 from recollect.tables.summaries import Summary
@@ -67,6 +67,17 @@ def test_a_text_that_is_nearly_a_number_is_none(found: list[str]) -> None:
                 assert np.isnan(number), text
 
 
+@given(st.lists(st.text("0123456789.,eE+-", max_size=8), min_size=1, max_size=3))
+@example(["1,234", "5"])
+@example(["1.234", "0.234", "1234.567"])
+@example(["+1.234", "-1e5", "1.5e-3", ".5"])
+@example(["EUR1"])
+def test_a_number_is_the_same_beside_others_of_any_form(found: list[str]) -> None:
+    for form in ("point", "comma"):  # plain numbers by themselves are read the quick way
+        alone, beside = (parse_numbers(texts(*found, *others), form)[: len(found)] for others in ([], ["7 %", "(1)"]))
+        np.testing.assert_array_equal(alone, beside)
+
+
 @given(day=st.dates(datetime.date(1970, 1, 1), datetime.date(2068, 12, 31)), time=st.times())
 def test_dates_are_read_in_any_of_the_usual_forms(day: datetime.date, time: datetime.time) -> None:
     clock = time.replace(microsecond=0)
@@ -81,6 +92,7 @@ def test_dates_are_read_in_any_of_the_usual_forms(day: datetime.date, time: date
         "compact": f"{day:%Y%m%d} {clock}",
     }.items():
         assert parse_dates(texts(text), form).tolist() == [expected], (form, text)  # type: ignore[arg-type]
+        assert form == "compact" or form in likely_forms(texts("word", text), GUESSED)
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,19 @@ _PATTERNS: dict[DateForm, tuple[str, ...]] = {
 GUESSED: tuple[DateForm, ...] = ("iso", "dmy", "mdy", "named")
 """Forms that are recognised without being asked for, the likeliest first."""
 
+_SIGN = rf"(?i)[-/.]\d{{1,2}}[-/.]\d|\dT\d|{'|'.join(_MONTHS)}"  # in every date of these forms
 
-def may_be_dates(texts: pa.ChunkedArray, form: DateForm) -> bool:
-    """Whether the first of the texts look like it: a quick answer before all are read."""
+
+def likely_forms(texts: pa.ChunkedArray, forms: tuple[DateForm, ...]) -> list[DateForm]:
+    """Those that the first of the texts look like: a quick answer before all are read."""
     some = texts.slice(0, 200)
-    return any(bool(pc.any(pc.match_substring_regex(some, _unnamed(p))).as_py()) for p in _PATTERNS[form])
+
+    def found(pattern: str) -> bool:
+        return bool(pc.any(pc.match_substring_regex(some, pattern)).as_py())
+
+    if "compact" not in forms and not found(_SIGN):
+        return []
+    return [form for form in forms if any(found(_unnamed(pattern)) for pattern in _PATTERNS[form])]
 
 
 def parse_dates(texts: pa.ChunkedArray, form: DateForm) -> NDArray[np.float64]:

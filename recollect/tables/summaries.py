@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recollect.tables.account import Described
-from recollect.tables.dates import GUESSED, DateForm, is_ambiguous, may_be_dates, parse_dates, typed_seconds
+from recollect.tables.dates import GUESSED, DateForm, is_ambiguous, likely_forms, parse_dates, typed_seconds
 from recollect.tables.guesses import Guess, Moments, may_hold
 from recollect.tables.kinds import MOST_CATEGORIES, MOST_CLASSES, MOST_ENCODED, Column, Kind, Task
 from recollect.tables.values import (
@@ -134,7 +134,7 @@ class Summary:
         found.run = _run(read["point"]) if "point" in read and self.start is not None else None
         forms: Iterable[DateForm] = self.dates or ()
         if self.dates is None and found.readable:
-            found.may_be = [form for form in self._date_forms() if may_be_dates(texts, form)]
+            found.may_be = likely_forms(texts, self._date_forms())
             forms = self._date_forms() if later else found.may_be  # others may have been decided on in between
         found.dates = {form: Guess.of(form, texts, parse_dates(texts, form)) for form in forms}
         found.slashes = bool(found.dates) and not self.slashes and is_ambiguous(texts)
