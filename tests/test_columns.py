@@ -1,6 +1,7 @@
 """What values of columns mean: numbers and dates in any form, against the plainest possible reading."""
 
 import datetime
+import math
 from decimal import Decimal
 
 import hypothesis.strategies as st
@@ -284,3 +285,25 @@ def test_numbers_too_large_to_be_told_apart_are_not_said_to_be_one_value() -> No
     assert (found["code"].kind, found["same"].kind) == ("ignored", "nothing")
     assert found["code"].note == "too large to be told apart as numbers: set aside"
     assert found["same"].note == "one value"
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.decimal128(38, 0)])
+def test_the_same_holds_for_numbers_that_are_no_text(kind: pa.DataType) -> None:
+    code = pa.array([2**62 + i for i in range(60)], kind)
+    table = pa.table({"code": code, "same": pa.array([2**62] * 60, kind), "x": [1, 2, 3] * 20})
+    found = {column.name: column for column in examine([table], None).account().columns}
+    assert (found["code"].kind, found["same"].kind) == ("ignored", "nothing")
+    assert found["code"].note == "too large to be told apart as numbers: set aside"
+    with pytest.raises(ValueError, match=r"the target 'code' must hold numbers that can be told apart as floats"):
+        fit_encoding([table], "code", task="regression")
+
+
+def test_infinity_is_missing_and_told_of() -> None:
+    numbers = [float(i) if i % 5 else -math.inf for i in range(60)]
+    table = pa.table({"f": numbers, "all": [math.inf] * 60, "y": ["a", "b"] * 30})
+    found = examine([table], "y")
+    f, none, _ = found.account().columns
+    assert (f.kind, f.missing, f.features, f.note) == ("number", 12, 2, "12 infinite, taken as missing")
+    assert (none.kind, none.missing, none.note) == ("nothing", 60, "no values")
+    features = found.encoding().features(table, Drift())
+    assert features[:, 1].tolist() == [float(i % 5 == 0) for i in range(60)]

@@ -117,6 +117,11 @@ class Examined:
                 f"or pass --as {name}=category or --as {name}=date"
             )
         if self.task == "regression":
+            if read.kind == "ignored":
+                raise ValueError(
+                    f"the target {name!r} must hold numbers that can be told apart as floats, got larger ones{such}: "
+                    f"choose another column, or pass --as {name}=category"
+                )
             return
         if self.asked is None and (quantity := goal.mixed_quantity()) is not None:
             others = goal.readable - quantity.fitting

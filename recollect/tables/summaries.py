@@ -111,7 +111,12 @@ class Summary:
             if (self.is_target or self.wanted == "category") and len(self.distinct) <= MOST_CLASSES:
                 found.distinct = Counter(n for n in class_names(values.drop_null()) if n != "nan")
             elif self.typed.integral and found.typed.integral and len(self.distinct) <= MOST_CATEGORIES:
-                found.distinct = Counter(np.unique(numbers[np.isfinite(numbers)]).astype(str).tolist())
+                if pa.types.is_integer(self.type) or pa.types.is_decimal(
+                    self.type
+                ):  # may have more digits than a float
+                    found.distinct = Counter(class_names(values.unique().drop_null()))
+                else:
+                    found.distinct = Counter(np.unique(numbers[np.isfinite(numbers)]).astype(str).tolist())
         return found
 
     def _look_at_text(self, values: pa.ChunkedArray, found: "Glimpse", later: bool) -> None:
@@ -238,11 +243,22 @@ class Summary:
         if self.wanted == "category":
             return Read("category", why="taken as categories as asked")
         kind: Kind = "date" if self.is_date else "number"
-        if self.typed.low == self.typed.high and not self.missing:
-            return Read("constant", self.typed, why="one value")
+        infinite = 0 if self.is_target else self.count - self.missing - self.typed.count
+        if self.count == self.missing + infinite:
+            return Read("constant", strays=infinite, why="no values")
+        if one := self._one_value(self.typed, infinite):
+            return one
         if kind == "number" and self._ids and (why := self._is_id(self.typed)):
             return Read("ignored", self.typed, why=why)
-        return Read(kind, self.typed)
+        return Read(kind, self.typed, strays=infinite, why=f"{infinite:,} infinite, taken as missing" * bool(infinite))
+
+    def _one_value(self, moments: Moments, strays: int) -> "Read | None":
+        """If all numbers are one; large ones may be so as floats alone."""
+        if moments.low == moments.high and abs(moments.low) >= _TOLD_APART and len(self.distinct) > 1:
+            return Read("ignored", moments, why="too large to be told apart as numbers: set aside")
+        if moments.low == moments.high and not self.missing and not strays:
+            return Read("constant", moments, why="one value")
+        return None
 
     def _read_text(self, decimal: NumberForm | None) -> "Read":
         number, date = self.number(decimal), self.date()
@@ -278,10 +294,8 @@ class Summary:
             such = guess.stray or ""
             why = [*why, f"{strays:,} that {'is' if strays == 1 else 'are'} none, such as {such!r}, taken as missing"]
         moments = guess.moments
-        if moments.low == moments.high and abs(moments.low) >= _TOLD_APART and len(self.distinct) > 1:
-            return Read("ignored", moments, why="too large to be told apart as numbers: set aside")
-        if moments.low == moments.high and not self.missing and not strays:
-            return Read("constant", moments, why="one value")
+        if one := self._one_value(moments, strays):
+            return one
         if kind == "number" and self._ids and (told := self._is_id(moments)):
             return Read("ignored", moments, why=told)
         return Read(kind, moments, guess.form, max(strays, 0), ", ".join(why))
