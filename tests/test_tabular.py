@@ -1102,6 +1102,9 @@ def test_wrong_options_are_refused_before_any_work(tmp_path: Path, capsys: pytes
         error = capsys.readouterr().err
         assert error.startswith("recollect: ") and error.count("\n") == 1, error
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "rows.parquet"]
+    for wrong in ("foo", {1: 2.0}):  # which class is 1, nobody sees
+        with pytest.raises(ValueError, match="class weights of a table must be 'balanced' or left out, got"):
+            Settings("bought", 5, class_weight=wrong)  # type: ignore[arg-type]
 
 
 def test_nothing_is_written_into_a_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -83,6 +83,8 @@ class Settings:
         for name, kind in self.kinds.items():
             if kind not in KINDS:
                 raise ValueError(f"a column can be taken as {', '.join(KINDS)}, got {kind!r} for {name!r}")
+        if self.class_weight not in (None, "balanced"):  # factors by class would be by its place, which nobody sees
+            raise ValueError(f"class weights of a table must be 'balanced' or left out, got {self.class_weight!r}")
         check_classes(self.class_weight, self.min_per_class)
         if self.memory != "recollect" and matched:
             raise ValueError(
