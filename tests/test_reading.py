@@ -14,6 +14,7 @@ from typing import Any
 
 import fsspec
 import hypothesis.strategies as st
+import numpy as np
 import openpyxl
 import pyarrow as pa
 import pyarrow.parquet
@@ -422,10 +423,35 @@ def test_lines_may_end_in_carriage_returns(tmp_path: Path) -> None:
     assert read(path).to_pylist() == [{"x": "1,5", "y": "ä"}, {"x": "2", "y": "b"}]
 
 
+@pytest.mark.parametrize("name", ["rows.arrows", "rows"])
+def test_a_stream_of_arrow_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+    table = pa.table({"x": [1, 2], "y": ["a", None]})
+    with pa.OSFile(str(tmp_path / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    assert read(tmp_path / name) == table
+    if name != "rows":
+        assert find_files([str(tmp_path)]) == [tmp_path / name]
+
+
+@pytest.mark.parametrize("kind", [">i4", ">f8", "<M8[D]", ">M8[s]", ">U3"])
+def test_arrays_may_have_any_byte_order(tmp_path: Path, kind: str) -> None:
+    values = np.array([1, 20, 300]).astype(kind)
+    np.savez(tmp_path / "rows.npz", x=values, z=np.stack([values, values], axis=1, dtype=kind))
+    expected = pa.array(values.astype(values.dtype.newbyteorder("="))).to_pylist()
+    assert all(column.to_pylist() == expected for column in read(tmp_path / "rows.npz").columns)
+
+
+@pytest.mark.parametrize("kind", ["c16", "M8[Y]", "V4", "O"])
+def test_an_array_of_which_there_are_no_columns_is_named(tmp_path: Path, kind: str) -> None:
+    np.savez(tmp_path / "rows.npz", x=np.zeros(3, kind), y=np.arange(3))
+    with pytest.raises(ValueError, match=r"^the array 'x' must hold numbers, dates or text, got"):
+        read(tmp_path / "rows.npz")
+
+
 def test_an_old_workbook_is_refused_with_advice(tmp_path: Path) -> None:
     path = tmp_path / "rows.xls"
     path.write_bytes(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600))
-    with pytest.raises(ValueError, match="save it as xlsx or csv"):
+    with pytest.raises(ValueError, match=r"rows.xls' must be xlsx, .*: save it as xlsx or csv"):
         read(path)
 
 
@@ -486,6 +512,18 @@ def test_the_first_sheet_that_people_see_and_that_is_no_chart_is_read(tmp_path: 
     assert read(path, sheet="hidden").to_pylist() == [{"x": "hidden"}]
     with pytest.raises(ValueError, match=r"must be one of 'shown', 'last', 'hidden', got 'chart'"):
         read(path, sheet="chart")
+
+
+def test_what_stands_above_the_names_of_a_sheet_is_told_with_the_rows_as_a_spreadsheet_numbers_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.xlsx"
+    book = openpyxl.Workbook()
+    for row in (["Report"], [], [], ["x", "y"], [1, 2]):
+        book.active.append(row)
+    book.save(path)
+    with pytest.raises(ValueError, match=r"^row 4 of .* must have one cell, one per name in row 1, got more: remove"):
+        read(path)
 
 
 def test_a_formula_that_nobody_has_computed_is_refused_with_its_cell(tmp_path: Path) -> None:

@@ -47,8 +47,9 @@ class _Array:
         version = np.lib.format.read_magic(self._file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         self.shape, by_columns, self._dtype = read(self._file)
-        if self._dtype.hasobject or self._dtype.itemsize == 0 or any(n < 0 for n in self.shape):
-            raise UnreadableError(f"the array {self.name!r} must hold numbers or text, got {self._dtype}")
+        self._native = self._dtype.newbyteorder("=")
+        if self._dtype.itemsize == 0 or any(n < 0 for n in self.shape) or not _has_place(self._native):
+            raise UnreadableError(f"the array {self.name!r} must hold numbers, dates or text, got {self._dtype}")
         self.width = math.prod(self.shape[1:])
         self.row_bytes = self.width * self._dtype.itemsize
         self._whole: Any = None
@@ -65,6 +66,7 @@ class _Array:
         else:
             content = self._file.read((stop - start) * self.row_bytes)
             rows = np.frombuffer(content, self._dtype).reshape(stop - start, *self.shape[1:])
+        rows = rows.astype(self._native, copy=False)  # the other byte order has no place in a table
         if len(self.shape) == 1:
             return {self.name: rows}
         matrix = rows.reshape(stop - start, -1)
@@ -74,3 +76,14 @@ class _Array:
         """See that nothing is left, which also checks the checksum of the archive."""
         if self._file.read(1):
             raise UnreadableError(f"the array {self.name!r} must be as long as it says, got more")
+
+
+def _has_place(kind: np.dtype[Any]) -> bool:
+    """Whether there are columns of it; not of objects, nor of complex numbers and the like."""
+    if kind.hasobject:
+        return False
+    try:
+        pa.array(np.empty(0, kind))
+    except (pa.ArrowException, ValueError, TypeError):
+        return False
+    return True

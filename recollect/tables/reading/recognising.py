@@ -20,7 +20,7 @@ SUFFIXES: dict[str, Format] = {
     **dict.fromkeys((".csv", ".tsv", ".tab", ".txt", ".dat", ".data"), "csv"),
     ".parquet": "parquet",
     ".pq": "parquet",
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow"),
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
     **dict.fromkeys((".ndjson", ".jsonl"), "ndjson"),
     ".json": "json",
     ".npz": "npz",
@@ -70,7 +70,7 @@ def _dialect(path: Path, reading: Reading, name: str) -> Dialect:
     said = SUFFIXES.get(Path(inner).suffix.lower())
     with open_content(path, compression) as content:
         head = content.read(16)
-    kind = kind or _kind(head, said)
+    kind = kind or _kind(head, said, name)
     if kind not in TEXTS:
         if compression is not None:
             raise UnreadableError(f"{name!r} must be unpacked first, got a {kind} file in {compression}")
@@ -108,14 +108,14 @@ def _archived(path: Path) -> Format | None:
     return "npz" if all(name.endswith(".npy") for name in names) else None
 
 
-def _kind(head: bytes, said: Format | None) -> Format:
+def _kind(head: bytes, said: Format | None, name: str) -> Format:
     """By the first bytes, where they tell; by the ending otherwise; else it must be text."""
     if head.startswith(b"PAR1"):
         return "parquet"
-    if head.startswith(b"ARROW1"):
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):  # a file or a stream
         return "arrow"
     if head.startswith(b"\xd0\xcf\x11\xe0"):
-        raise UnreadableError("a workbook must be xlsx, got one of an older Excel: save it as xlsx or csv")
+        raise UnreadableError(f"{name!r} must be xlsx, got a workbook of an older Excel: save it as xlsx or csv")
     return said or "csv"
 
 

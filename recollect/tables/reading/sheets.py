@@ -39,8 +39,7 @@ def sheet_names(path: Path, name: str, wanted: str | None) -> list[str]:
 def read_xlsx(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
     """One sheet: names in its first row that is not empty; a column is of numbers or dates if all its cells are."""
     with _workbook(source.path, source.name) as book:
-        rows = _rows(book, source)
-        header = next(rows, ())
+        top, header = next(_rows(book, source), (0, ()))
     names = [_text(value) or "" for value in header]
     while names and not names[-1]:
         names.pop()
@@ -50,9 +49,13 @@ def read_xlsx(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
         raise UnreadableError(f"{source.name!r} must have at most {_MOST_COLUMNS:,} columns, got more")
     kinds: list[set[type]] = [set() for _ in names]
     with _workbook(source.path, source.name) as book:
-        for number, row in enumerate(islice(_rows(book, source), 1, None), 2):
+        for number, row in islice(_rows(book, source), 1, None):
             if any(value is not None for value in row[len(names) :]):
-                raise UnreadableError(f"row {number:,} of {source.name!r} must have {len(names)} cells, got more")
+                cells = "one cell" if len(names) == 1 else f"{len(names)} cells"
+                raise UnreadableError(
+                    f"row {number:,} of {source.name!r} must have {cells}, one per name in row {top:,}, got more: "
+                    "remove what stands above the names of the columns or beside the table, or save it as csv"
+                )
             for kind, value in zip(kinds, row, strict=False):
                 if value is not None:
                     kind.add(type(value))
@@ -60,7 +63,7 @@ def read_xlsx(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
     schema = pa.schema([(name, _type(kind)) for name, kind in zip(names, kinds, strict=True)])
     yield schema.empty_table()
     with _workbook(source.path, source.name) as book:
-        rows = islice(_rows(book, source), 1, None)
+        rows = (row for _, row in islice(_rows(book, source), 1, None))
         while part := list(islice(rows, PIECE)):
             padded = [(*row, *[None] * (len(names) - len(row))) for row in part]
             columns = [_column([row[i] for row in padded], field.type) for i, field in enumerate(schema)]
@@ -94,8 +97,8 @@ def _workbook(path: Path, name: str) -> Iterator[Any]:
             book.close()
 
 
-def _rows(book: Any, source: Source) -> Iterator[tuple[Any, ...]]:
-    """The rows that are not empty; what the sheet says of its size is not believed."""
+def _rows(book: Any, source: Source) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """The rows that are not empty, and their numbers; what the sheet says of its size is not believed."""
     sheet = _sheet(book, source)
     sheet.reset_dimensions()
     for number, row in enumerate(sheet.iter_rows(values_only=True), 1):
@@ -104,7 +107,7 @@ def _rows(book: Any, source: Source) -> Iterator[tuple[Any, ...]]:
                 f"{source.name!r} must have at most {_MOST_ROWS:,} rows, got one with a higher number: save it as csv"
             )
         if any(value is not None for value in row):
-            yield row
+            yield number, row
 
 
 def _sheet(book: Any, source: Source) -> Any:
