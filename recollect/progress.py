@@ -49,7 +49,7 @@ class _Lines(Bar):
         if self._total:
             share = min(self._done / self._total, 1.0)
             left = (now - self._start) * (1 - share) / share if share else 0.0
-            told = f"{share:.0%}, about {lasting(left)} left"
+            told = f"{share:.0%}, {lasting(left)} left"
         print(f"{self._description}: {told}", file=sys.stderr, flush=True)
 
 

@@ -44,13 +44,13 @@ def lasting(seconds: float) -> str:
 
     Example:
         >>> lasting(3.2), lasting(48), lasting(200), lasting(5000)
-        ('a few seconds', '50 seconds', '3 minutes', '1 hour 25 minutes')
+        ('a few seconds', 'about 50 seconds', 'about 3 minutes', 'about 1 hour 25 minutes')
     """
     if seconds < 8:
         return "a few seconds"
     if seconds < 55:
-        return f"{round(seconds, -1):.0f} seconds"
+        return f"about {round(seconds, -1):.0f} seconds"
     minutes = round(seconds / 60) if seconds < 3600 else 5 * round(seconds / 300)
     hours, minutes = divmod(max(minutes, 1), 60)
     parts = [counted(hours, "hour")] if hours else []
-    return " ".join([*parts, counted(minutes, "minute")] if minutes or not hours else parts)
+    return " ".join(["about", *parts, *([counted(minutes, "minute")] if minutes or not hours else [])])

@@ -201,7 +201,11 @@ def _library(data: Any) -> str:
 
 def _array(series: Any) -> pa.Array:
     try:
-        return pa.Array.from_pandas(series)
+        found = pa.Array.from_pandas(series)
+        if pa.types.is_dictionary(found.type) and isinstance(found.type.value_type, pa.BaseExtensionType):
+            names = [str(category) for category in series.cat.categories]  # as of pandas.cut, which are intervals
+            return pa.DictionaryArray.from_arrays(found.indices, names, ordered=found.type.ordered)
+        return found
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return pa.array([None if missing else str(v) for v, missing in zip(series, series.isna(), strict=True)])
 

@@ -260,7 +260,7 @@ class TableMemory:
             make_model = memory.embedding.make_model
             some, labels = head[0][:_FIRST], head[1][:_FIRST]
             cost = estimate(make_model, some, labels, memory.capacity, rows=rows, loss=self.loss)
-            say(f"{total:,} rows will take about {lasting(cost.seconds * total / rows)}")
+            say(f"{total:,} rows will take {lasting(cost.seconds * total / rows)}")
 
     def lost(self) -> list[str]:
         """The classes that were seen and of which no row is kept."""

@@ -104,6 +104,9 @@ def plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(kind) and pa.types.is_string_view(kind.value_type):  # as polars has them
         chunks = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
         return pa.chunked_array(chunks, pa.string())
+    if pa.types.is_dictionary(kind) and (pa.types.is_nested(kind.value_type) or _is_extension(kind.value_type)):
+        chunks = [chunk.dictionary.take(chunk.indices) for chunk in column.chunks]  # of several parts make no whole
+        return pa.chunked_array(chunks, kind.value_type)
     if pa.types.is_string_view(kind):
         return column.cast(pa.string())
     if pa.types.is_dictionary(kind) and kind.index_type.bit_width < 32:  # values of many files may be more than fit
@@ -113,6 +116,10 @@ def plain(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         with suppress(pa.ArrowNotImplementedError):  # as for lists of what polars has
             return column.cast(decoded)
     return column
+
+
+def _is_extension(kind: pa.DataType) -> bool:
+    return isinstance(kind, pa.BaseExtensionType)
 
 
 def in_use(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
