@@ -441,6 +441,20 @@ def test_arrays_may_have_any_byte_order(tmp_path: Path, kind: str) -> None:
     assert all(column.to_pylist() == expected for column in read(tmp_path / "rows.npz").columns)
 
 
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize(("claimed", "told"), [(2**40, "less"), (2**12, "less"), (3, "more")])
+def test_what_an_array_says_of_its_length_is_not_believed(
+    tmp_path: Path, by_columns: bool, claimed: int, told: str
+) -> None:
+    """Neither is room made for it."""
+    header = {"descr": "<f8", "fortran_order": by_columns, "shape": (claimed, 2)}
+    with zipfile.ZipFile(tmp_path / "rows.npz", "w") as archive, archive.open("x.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(8 * 2 * 1000))
+    with pytest.raises(ValueError, match=f"^the array 'x' must be as long as it says, got {told}$"):
+        read(tmp_path / "rows.npz")
+
+
 @pytest.mark.parametrize("kind", ["c16", "M8[Y]", "V4", "O"])
 def test_an_array_of_which_there_are_no_columns_is_named(tmp_path: Path, kind: str) -> None:
     np.savez(tmp_path / "rows.npz", x=np.zeros(3, kind), y=np.arange(3))

@@ -1,7 +1,6 @@
 """Arrays of one length in an NPZ file; a matrix becomes the columns name_0, name_1, ..."""
 
 import math
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -55,7 +54,10 @@ class _Array:
         self._whole: Any = None
         if by_columns and len(self.shape) > 1:  # rows are strewn all over it, so that it needs a place as a whole
             place = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-            shutil.copyfileobj(self._file, place)
+            left = self.shape[0] * self.row_bytes
+            while part := self._file.read(min(left, 2**20)):
+                left -= place.write(part)
+            self._check_length(-left, 0)
             place.flush()
             self._whole = np.memmap(place, self._dtype, "r", shape=self.shape, order="F")
 
@@ -65,6 +67,7 @@ class _Array:
             rows = self._whole[start:stop]
         else:
             content = self._file.read((stop - start) * self.row_bytes)
+            self._check_length(len(content), (stop - start) * self.row_bytes)
             rows = np.frombuffer(content, self._dtype).reshape(stop - start, *self.shape[1:])
         rows = rows.astype(self._native, copy=False)  # the other byte order has no place in a table
         if len(self.shape) == 1:
@@ -74,8 +77,12 @@ class _Array:
 
     def finish(self) -> None:
         """See that nothing is left, which also checks the checksum of the archive."""
-        if self._file.read(1):
-            raise UnreadableError(f"the array {self.name!r} must be as long as it says, got more")
+        self._check_length(len(self._file.read(1)), 0)
+
+    def _check_length(self, got: int, expected: int) -> None:
+        if got != expected:
+            less_or_more = "less" if got < expected else "more"
+            raise UnreadableError(f"the array {self.name!r} must be as long as it says, got {less_or_more}")
 
 
 def _has_place(kind: np.dtype[Any]) -> bool:
