@@ -10,10 +10,12 @@ from statistics import mean
 
 import pytest
 
+from recollect import datasets
 from recollect.cli import main
-from recollect.experiments import open_store
+from recollect.experiments import figures, open_store
 from recollect.experiments.tables import NAMES, by_epochs, gains, summarise
 from recollect.randomness import seeded
+from recollect.report import write_document
 from tests.mutants import read_mutants
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +35,19 @@ def python_blocks(page: Path) -> str:
 
 WITH_CODE = [page for page in PAGES if page not in (TUTORIAL, QUICK_START) and python_blocks(page)]
 """Pages whose code is just run; the others have tests of their own."""
+
+
+@needs_results
+def test_the_page_of_the_reproduction_is_what_its_runs_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """If not, `make docs` writes it anew; drawing its pictures has tests of its own."""
+    if datasets.find("covertype") is None:
+        pytest.skip("the page has a picture of Covertype, which is not here: set RECOLLECT_DATA to its folder")
+    monkeypatch.setattr(figures, "save", lambda figure, path: (path.with_suffix(".png"), path.with_suffix(".svg")))
+    runs = open_store(ROOT / "results" / "paper.jsonl").read()
+    page = ROOT / "docs" / "reproduction.md"
+    assert write_document(runs, tmp_path / page.name) == page.read_text(), "results were added: run make docs"
+    pictures = set(re.findall(r"\((images/reproduction/.*?\.png)\)", page.read_text()))
+    assert pictures == {str(p.relative_to(page.parent)) for p in (page.parent / "images/reproduction").glob("*.png")}
 
 
 def test_each_mutant_breaks_code_that_is_there_once() -> None:
