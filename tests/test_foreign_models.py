@@ -98,6 +98,21 @@ def test_a_model_that_mixes_examples_is_told_of() -> None:
         rc.GradientEmbedding(lambda: Centred(8, 3), inits=2).embed(*examples())
 
 
+def test_a_table_that_divides_gradients_by_how_often_rows_are_used_is_told_of() -> None:
+    """Losses of some examples together do not show it, and neither do gradients of a few with no row in common."""
+
+    def make_model() -> nn.Module:
+        table = nn.Embedding(60, 8, scale_grad_by_freq=True)
+        return nn.Sequential(table, nn.Flatten(), nn.Linear(40, 3))
+
+    inputs = torch.arange(60).reshape(12, 5)
+    with (
+        pytest.warns(UserWarning, match=r"should add up to that of all, got others in '0\.weight'"),
+        pytest.warns(UserWarning, match="computed by torch.func"),
+    ):
+        rc.GradientEmbedding(make_model, inits=2).embed(inputs, inputs[:, 0] % 3)
+
+
 class Checkpointed(nn.Module):
     """Computes its body again on the way back."""
 

@@ -13,7 +13,7 @@ from torch.overrides import resolve_name
 from recollect.batch import Inputs, forward, map_inputs
 from recollect.embedding.layers import RULES, FactorRule, Use
 from recollect.embedding.listening import Heard, Key, Layout, arranged, fits, key_of, listen
-from recollect.embedding.plain import gradients_by_autograd
+from recollect.embedding.plain import gradients_by_autograd, gradients_of
 from recollect.losses import LossFunction
 from recollect.numerics import single
 from recollect.randomness import seeded
@@ -149,7 +149,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     check_real({name: trainable[name] for name in names})
     first = probes[0]
     check_repeatable(model, first.inputs, first.targets, losses)
-    _check_alone(model, first.inputs, first.targets, losses)
+    alone = _check_alone(model, first.inputs, first.targets, losses)
     probes = [p.knowing(gradients_by_autograd(model, names, p.inputs, p.targets, losses)) for p in probes]
     probes = [probes[0], *(p for p in probes[1:] if p.is_finite())]  # who embeds the others can say which are not
     used = [name for name in names if any(example[name] is not None for p in probes for example in p.truth)]
@@ -158,6 +158,8 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
             "the loss must depend on the model's trainable parameters, got no gradient: "
             "does the model or the loss detach its result?"
         )
+    if alone:
+        _check_sums(model, names, probes[0], losses)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return _Planner(model, names, losses, probes).plan(set(used))
@@ -212,9 +214,10 @@ def check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses: 
         )
 
 
-def _check_alone(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> None:
+def _check_alone(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> bool:
     """Refuse a loss that mixes examples, and tell of a model that does: gradients would depend on who comes along.
 
+    Returns whether the model does not.
     So does a loss whose outputs (n, 1) and targets (n,) become (n, n) where they meet.
     """
 
@@ -231,11 +234,37 @@ def _check_alone(model: nn.Module, inputs: Inputs, targets: Tensor, losses: Loss
                 f"shape {tuple(targets.shape)} fit each other"
             )
         alone = one_by_one(lambda i: forward(model, map_inputs(lambda t: t[i : i + 1], inputs)))
-    if not _close(together, alone):
+    by_itself = _close(together, alone)
+    if not by_itself:
         warn(
             "each example should pass through the model by itself, got other losses for some examples together than "
             "one by one: gradients depend on the other examples of a batch; let BatchNorm layers keep statistics"
         )
+    return by_itself
+
+
+def _check_sums(model: nn.Module, names: list[str], probe: Probe, losses: LossFunction) -> None:
+    """Tell of a model that mixes examples on the way back, as a table does that divides by how often rows are used.
+
+    Each example comes twice, so that whatever it has in common with others shows.
+    """
+    if not probe.is_finite():
+        return  # whoever plans says so
+    parameters = dict(model.named_parameters())
+    with torch.enable_grad():
+        outputs = forward(model, map_inputs(lambda t: torch.cat([t, t]), probe.inputs))
+        total = losses(outputs, torch.cat([probe.targets, probe.targets])).sum()
+    largest = max(probe.largest.values(), default=0.0)
+    for name, together in zip(names, gradients_of(total, [parameters[name] for name in names]), strict=True):
+        known = [gradient for example in probe.truth if (gradient := example[name]) is not None]
+        alone = 2 * torch.stack(known).sum(0) if known else torch.zeros_like(together)
+        rounding = 16 * torch.finfo(together.dtype).eps * largest
+        if _largest(together - alone) > max(0.02 * probe.largest.get(name, 0.0), rounding):
+            warn(
+                f"gradients of some examples should add up to that of all, got others in {name!r}: they depend on the "
+                "other examples of a batch; let tables (nn.Embedding) be made without scale_grad_by_freq"
+            )
+            return
 
 
 def _close(some: Tensor, others: Tensor) -> bool:
