@@ -14,7 +14,7 @@ from recollect.tables.dates import GUESSED, DateForm, likely_forms, parse_dates
 from recollect.tables.encoding import Drift
 from recollect.tables.examining import examine, fit_encoding
 from recollect.tables.summaries import Summary
-from recollect.tables.values import class_names, parse_numbers
+from recollect.tables.values import all_plain, class_names, parse_numbers, unit_of
 
 
 def texts(*values: str | None) -> pa.ChunkedArray:
@@ -241,6 +241,22 @@ def _fold_as_one(pieces: list[pa.ChunkedArray], one: Summary, other: Summary) ->
     for glimpse in [other.look(piece, later=True) for piece in pieces[1:]]:
         other.fold(glimpse)
     assert vars(one) == vars(other) and list(one.distinct) == list(other.distinct)
+
+
+PLAIN = st.from_regex(r"[+-]?([0-9]{1,8}\.?[0-9]{0,8}|\.[0-9]{1,8})([eE][+-]?[0-9]{1,2})?", fullmatch=True)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=4))
+@example(["-1.55"])
+@example(["2024.12"])
+@example(["2024.1e-5"])
+@example(["12312024"])
+def test_plain_numbers_need_no_look_for_units_and_dates(found: list[str]) -> None:
+    """So that wide tables are not asked, column by column."""
+    some = texts(*found)
+    assert all_plain(some)
+    assert unit_of(some) is None
+    assert all(np.isnan(parse_dates(some, form)).all() for form in GUESSED)
 
 
 @pytest.mark.parametrize("unit", ["0.1", "1"])  # so many whole numbers are a quantity, too

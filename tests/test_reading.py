@@ -583,3 +583,10 @@ def test_blocks_have_all_rows_in_order_and_as_many_as_they_may(
     assert all(0 < count <= rows for count in counts)
     if sum(size for _, size in sizes) < most_bytes:
         assert counts[:-1] == [rows] * (len(counts) - 1) if counts else not sizes
+
+
+def test_pieces_of_wide_text_are_larger(tmp_path: Path) -> None:
+    """Each piece of each column has its price."""
+    line = ",".join(["1.234567"] * 2000) + "\n"
+    (tmp_path / "wide.csv").write_text(",".join(f"c{i}" for i in range(2000)) + "\n" + 400 * line)  # 7.2 MB
+    assert [piece.num_rows for piece in pieces(tmp_path / "wide.csv")] == [400]

@@ -22,6 +22,7 @@ from recollect.tables.guesses import Guess, Moments, may_hold
 from recollect.tables.kinds import MOST_CATEGORIES, MOST_CLASSES, MOST_ENCODED, Column, Kind, Task
 from recollect.tables.values import (
     NumberForm,
+    all_plain,
     class_names,
     has_codes,
     is_numeric,
@@ -99,11 +100,15 @@ class Summary:
         found = Glimpse(len(values))
         if len(self.examples) < _EXAMPLES:
             found.examples = _examples(values)
-        found.missing = (
-            int(missing_mask(values, words=not self.is_target).sum()) if self.is_readable else values.null_count
-        )
-        if self._is_looked_at and self.is_text:
-            self._look_at_text(values, found, later)
+        texts = known_texts(values) if self.is_text else None
+        if texts is not None and not self.is_target:
+            found.missing = texts.null_count
+        elif self.is_readable:
+            found.missing = int(missing_mask(values, words=not self.is_target).sum())
+        else:
+            found.missing = values.null_count
+        if self._is_looked_at and texts is not None:
+            self._look_at_text(values, texts, found, later)
         elif self._is_looked_at:
             numbers = typed_seconds(values) if self.is_date else numbers_of(self.name, values)
             found.typed = Moments.of(numbers)
@@ -119,19 +124,21 @@ class Summary:
                     found.distinct = Counter(np.unique(numbers[np.isfinite(numbers)]).astype(str).tolist())
         return found
 
-    def _look_at_text(self, values: pa.ChunkedArray, found: "Glimpse", later: bool) -> None:
-        texts = known_texts(values)
+    def _look_at_text(self, values: pa.ChunkedArray, texts: pa.ChunkedArray, found: "Glimpse", later: bool) -> None:
+        # Each question to all texts takes some time, however few they are, which counts where columns are many.
+        plain = all_plain(texts)
         if len(self.distinct) <= MOST_CATEGORIES:
             if self.is_target:  # such words may be the names of classes
                 named = pc.utf8_trim_whitespace(texts_of(values))
             else:
-                named = texts_of(values).filter(pc.is_valid(texts))
-            for entry in pc.value_counts(named.drop_null()).to_pylist():
-                found.distinct[entry["values"]] += entry["counts"]
+                named = texts_of(values).filter(pc.is_valid(texts)) if texts.null_count else texts_of(values)
+            counts = pc.value_counts(named.drop_null())
+            names, times = (counts.field(what).to_pylist() for what in ("values", "counts"))
+            found.distinct = Counter(dict(zip(names, times, strict=True)))
         found.readable = len(texts) - texts.null_count
         found.codes = not self.codes and has_codes(texts)
-        found.unit = self.unit or unit_of(texts.slice(0, 1000))
-        read = {form: parse_numbers(texts, form) for form in self.numbers}
+        found.unit = self.unit or (None if plain else unit_of(texts.slice(0, 1000)))
+        read = {form: parse_numbers(texts, form, plain=plain) for form in self.numbers}
         if len(read) == 2 and not self.differs:
             point, comma = read.values()
             found.differs = bool((np.isfinite(point) & np.isfinite(comma) & (point != comma)).any())
@@ -139,8 +146,9 @@ class Summary:
         found.run = _run(read["point"]) if "point" in read and self.start is not None else None
         forms: Iterable[DateForm] = self.dates or ()
         if self.dates is None and found.readable:
-            found.may_be = likely_forms(texts, self._date_forms())
-            forms = self._date_forms() if later else found.may_be  # others may have been decided on in between
+            forms = self._date_forms()
+            found.may_be = [] if plain and "compact" not in forms else likely_forms(texts, forms)
+            forms = forms if later else found.may_be  # others may have been decided on in between
         found.dates = {form: Guess.of(form, texts, parse_dates(texts, form)) for form in forms}
         found.slashes = bool(found.dates) and not self.slashes and is_ambiguous(texts)
 

@@ -88,8 +88,18 @@ def unit_of(texts: pa.ChunkedArray) -> str | None:
     return "money" if pc.any(pc.match_substring_regex(texts, _CURRENCY)).as_py() else None
 
 
-def parse_numbers(texts: pa.ChunkedArray, form: NumberForm) -> NDArray[np.float64]:
+def all_plain(texts: pa.ChunkedArray) -> bool:
+    """Whether all are numbers of digits with a point at most: then there is no unit, and no date in a guessed form."""
+    return _all_match(texts, _PLAIN)
+
+
+def parse_numbers(texts: pa.ChunkedArray, form: NumberForm, *, plain: bool | None = None) -> NDArray[np.float64]:
     """Texts as float64, with NaN for what is missing or no number.
+
+    Args:
+        texts: without the space around them.
+        form: how they are written.
+        plain: whether `all_plain`, if somebody knows.
 
     Example:
         >>> texts = pa.chunked_array([["1.234,50 €", "-7", None, "(12,5 %)", "word"]])
@@ -97,10 +107,14 @@ def parse_numbers(texts: pa.ChunkedArray, form: NumberForm) -> NDArray[np.float6
         [1234.5, -7.0, nan, -12.5, nan]
     """
     # The patterns for all forms take most of a millisecond to compile, which counts where columns are many.
-    if _all_match(texts, _PLAIN if form == "point" else _PLAIN_COMMA):
+    plain = all_plain(texts) if plain is None else plain
+    if plain if form == "point" else _all_match(texts, _PLAIN_COMMA):
         return _floats(texts if form == "point" else pc.replace_substring(texts, ",", "."))
-    if _all_match(texts, _PLAIN_COMMA if form == "point" else _PLAIN):
-        fitting = pc.if_else(pc.match_substring_regex(texts, _UNMARKED), texts, pa.scalar(None, pa.string()))
+    if _all_match(texts, _PLAIN_COMMA) if form == "point" else plain:
+        unmarked = pc.match_substring_regex(texts, _UNMARKED)
+        if not pc.any(unmarked).as_py():
+            return np.full(len(texts), math.nan)
+        fitting = pc.if_else(unmarked, texts, pa.scalar(None, pa.string()))
         return _floats(pc.replace_substring(fitting, "," if form == "point" else ".", ""))
     if not pc.any(pc.match_substring_regex(texts, _FIRST)).as_py():
         return np.full(len(texts), math.nan)

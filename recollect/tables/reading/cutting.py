@@ -10,7 +10,20 @@ PIECE = 16_384
 BLOCK_BYTES = 2**22
 """How much of a text is parsed at a time."""
 
+_WIDE_BYTES = 2**13  # of a text for each of many columns, as each piece of a column has its price
+_MOST_BYTES = 2**23
+
 _PIECE_BYTES = 2**26  # wide rows come fewer at a time
+
+
+def block_bytes(columns: int) -> int:
+    """How much of a text with so many columns is parsed at a time.
+
+    Example:
+        >>> block_bytes(100) == BLOCK_BYTES, block_bytes(2000) // BLOCK_BYTES
+        (True, 2)
+    """
+    return max(BLOCK_BYTES, min(_MOST_BYTES, _WIDE_BYTES * columns))
 
 
 def rows_per_piece(row_bytes: float) -> int:

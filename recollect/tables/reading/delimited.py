@@ -11,7 +11,7 @@ import pyarrow.csv
 
 from recollect.tables.reading.characters import open_recoded
 from recollect.tables.reading.compression import open_content
-from recollect.tables.reading.cutting import BLOCK_BYTES, cut
+from recollect.tables.reading.cutting import block_bytes, cut
 from recollect.tables.reading.dialect import Dialect, Skipped, Source, UnreadableError
 
 _HEADER_BYTES = 2**22
@@ -27,7 +27,7 @@ def read_csv(source: Source, skipped: Skipped) -> Iterator[pa.Table]:
         )
         # Several threads do not know which rows are left out.
         threads = not source.reading.skip_bad_rows
-        read = pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES, column_names=names, use_threads=threads)
+        read = pyarrow.csv.ReadOptions(block_size=block_bytes(len(names)), column_names=names, use_threads=threads)
         wrong: list[Any] = []
 
         def handle(row: Any) -> str:
