@@ -113,6 +113,8 @@ def test_a_cell_of_fewer_epochs_says_so_and_is_compared_with_its_like_alone() ->
     assert tables.gains(short, "gdumb", "gmc") == {}
     both = [*short, run("reservoir", 20, 48.0), run("reservoir", 5, 1.0)]
     assert tables.difference_table(both, "gdumb").rows[0][1] == "unknown, +2.00 (1; 20 epochs) [+3.80 ± 0.62]"
+    seeds = [*both, run("gmc", 5, 97.0, seed=1)]  # a verdict needs a deviation
+    assert tables.difference_table(seeds, "gdumb").rows[0][1].startswith("better, +97.00 ± 2.00 (1; 5 epochs)")
     full = [*both, run("gmc", 200, 61.0), run("gmc", 200, 62.0, seed=1)]
     assert tables.difference_table(full, "gdumb").rows[0][1].startswith("better, +1.50 ± 1.00 (1)")
     assert tables.accuracy_table(full, "gdumb", "covertype").rows[0][1].startswith("61.50 ± 0.71 (2) [")

@@ -233,14 +233,16 @@ VERDICTS = ("better", "within", "worse", "unknown")
 def gains(results: Runs, learner: str, memory: str, against: str = "reservoir") -> dict[tuple[str, int], Gain]:
     """How much better one memory is than another, by data set and size.
 
-    Only runs of as many epochs are compared: of the numbers that both were run with, the largest.
+    Only runs of as many epochs are compared: of the numbers that both were run with, the largest at which one of them
+    has several seeds, as a verdict needs a deviation; if there is none, the largest.
     """
     ours, found = by_epochs(results), {}
     for dataset in DATASETS:
         for size in SIZES:
             a, b = (ours.get((learner, dataset, name, size), {}) for name in (memory, against))
             if both := a.keys() & b.keys():
-                one, other = a[max(both)], b[max(both)]
+                epochs = max(both, key=lambda e: (max(a[e].seeds, b[e].seeds) > 1, e))
+                one, other = a[epochs], b[epochs]
                 gain = one.less(other)
                 verdict = "within"
                 if max(one.seeds, other.seeds) == 1:
