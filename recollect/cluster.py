@@ -38,6 +38,7 @@ _MOST_ROWS_PER_TASK = 131_072  # so that a worker that dies has not much to do a
 _TASKS = 8  # for each worker, so that none is idle for long while another ends
 _TOGETHER = 8  # findings that are put together by one task
 _PATIENCE = 10.0  # seconds until nobody is thought to be there
+_START = 120.0  # seconds in which every node must have started a worker that answers
 _WAITING = 4  # tasks per processor that are handed out in advance
 
 Load = Callable[[Any], Batch]
@@ -79,14 +80,16 @@ def connected(address: str) -> Iterator[int]:
     """Connect to a cluster, and leave it as it was; says how many processors there are.
 
     Args:
-        address: "auto" for the cluster that this machine belongs to, or one of its own if there is none; otherwise
-            where its head node is.
+        address: "auto" for the cluster that this process is connected to or that this machine belongs to, or one of its
+            own if there is none; otherwise where its head node is.
     """
     if not isinstance(address, str) or not address:
         raise ValueError(f"cluster must be 'auto' or the address of a Ray cluster, got {address!r}")
     ray = import_ray()
     ours = not ray.is_initialized()
-    if ours:
+    if not ours:
+        _check_connection(ray, address)
+    else:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if address == "auto":
@@ -114,10 +117,38 @@ def connected(address: str) -> Iterator[int]:
 
 def _knock(address: str) -> None:
     """See that somebody is there, as Ray itself would try for minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
+    host, port = _place(address)
     if not host or not port.isdigit():
         raise ValueError("it must be written as HOST:PORT")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
+
+
+def _place(address: str) -> tuple[str, str]:
+    """Host and port."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return host.strip("[]"), port
+
+
+def _check_connection(ray: Any, address: str) -> None:
+    """A process is connected to one cluster at a time; refuse the address of another."""
+    here = ray.get_runtime_context().gcs_address
+    if address != "auto" and not _is_at(ray, address, here):
+        raise ValueError(
+            f"cluster must be where this process is connected to, {here}, got {address!r}: "
+            "pass 'auto' to use that, or call ray.shutdown() first"
+        )
+
+
+def _is_at(ray: Any, address: str, here: str) -> bool:
+    """Whether an address, by whatever name of the host, is that of the head node."""
+    (host, port), (head, head_port) = _place(address), _place(here)
+    if port != head_port and not address.startswith("ray://"):  # whose port is that of a proxy
+        return False
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return head in found or (not found.isdisjoint(("127.0.0.1", "::1")) and head == ray.util.get_node_ip_address())
 
 
 def look_over(
@@ -304,7 +335,13 @@ def _check_versions(ray: Any) -> None:
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
     ask = ray.remote(_versions)
     asked = {node: ask.options(num_cpus=0, scheduling_strategy=strategy(node, soft=False)).remote() for node in nodes}
+    late = set(ray.wait([*asked.values()], num_returns=len(asked), timeout=_START)[1]) if asked else set()
     for node, answer in asked.items():
+        if answer in late:
+            raise ValueError(
+                f"every node must start a worker within {_START:g} seconds, got no answer of node {node[:8]}: "
+                "see `ray status` and the logs of that node"
+            )
         try:
             theirs = " and ".join(ray.get(answer))
         except ray.exceptions.RayError as error:
@@ -319,10 +356,21 @@ def _check_versions(ray: Any) -> None:
 def _cause(error: Any) -> Exception:
     """What went wrong in a worker, in the words of who said it."""
     cause = getattr(error, "cause", None)
+    said = str(cause).strip().splitlines()[:1]
     if isinstance(cause, ValueError | OSError):
-        return cause
+        return ValueError(*said) if "\n" in str(cause).strip() else cause
     lines = str(error).strip().splitlines()
-    return ValueError(f"a worker must be able to look at its examples, got {lines[-1] if lines else error!r}")
+    if cause is not None and said and type(cause).__module__.partition(".")[0] != "ray":
+        lines = [f"{type(cause).__name__}: {said[0]}"]
+    elif raised := _raised(lines):  # by a user's function in a dataset, of which Ray keeps the traceback alone
+        lines = [raised]
+    return ValueError(f"a worker must be able to look at its examples, got {lines[-1] if lines else repr(error)}")
+
+
+def _raised(lines: Sequence[str]) -> str | None:
+    """What was raised first, from a traceback: the line behind its places."""
+    places = (i for i, line in enumerate(lines) if line.startswith('  File "'))
+    return next((line for line in lines[next(places, len(lines)) :] if line[:1].strip()), None)
 
 
 def _gather(ray: Any, found: list[Any], running: list[Any], work: Any) -> tuple[list[Any], list[Any]]:

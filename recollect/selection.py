@@ -22,7 +22,7 @@ from recollect.classes import (
     pursue_classes,
     warn_of_lost_classes,
 )
-from recollect.cluster import connected, in_memory, is_ray_dataset, look_over, of_dataset, shards_of
+from recollect.cluster import Load, Piece, connected, in_memory, is_ray_dataset, look_over, of_dataset, shards_of
 from recollect.dictionary import Dictionary
 from recollect.embedding import GradientEmbedding, Init, MakeModel, ProjectionName, ScaleOutputs
 from recollect.losses import LossFunction
@@ -170,7 +170,8 @@ def select(
         if shortlist is None or classes != (None, 0):
             everything = source.whole()
             source = everything.inputs, everything.targets
-    size = check_size(size, _length(source), "examples")
+    if not is_ray_dataset(source):  # whose rows are made once, and counted then
+        kept = check_size(size, _length(source), "examples")
     embedding = GradientEmbedding(
         make_model,
         loss=loss,
@@ -188,25 +189,25 @@ def select(
     )
     with nullcontext(0) if cluster is None else connected(cluster) as processors:
         if cluster is not None:
-            found = _elsewhere(embedding, source, size, shortlist, target, processors, progress=progress)
+            elsewhere = of_dataset(source, target) if is_ray_dataset(source) else in_memory(Batch.arriving(*source))
+            kept = check_size(size, sum(piece.rows for piece in elsewhere[0]), "examples")
+            found = _elsewhere(embedding, *elsewhere, kept, shortlist, processors, progress=progress)
         elif isinstance(source, Incoming):
-            found = _in_passing(embedding, source, size, shortlist, progress=progress)
+            found = _in_passing(embedding, source, kept, shortlist, progress=progress)
         else:
-            found = _at_hand(embedding, source, size, shortlist, classes, progress=progress)
+            found = _at_hand(embedding, source, kept, shortlist, classes, progress=progress)
         if found.seen is None or found.labels is None:
-            coreset = pursue(found.candidates, size, target=found.target, count=found.count, **pursuit)
+            coreset = pursue(found.candidates, kept, target=found.target, count=found.count, **pursuit)
         else:
-            coreset = pursue_classes(found.candidates, found.labels, size, found.seen, found.target, classes, **pursuit)
+            coreset = pursue_classes(found.candidates, found.labels, kept, found.seen, found.target, classes, **pursuit)
     if found.seen is not None or are_classes(found.targets, loss):
         warn_of_lost_classes(found.classes, found.targets[coreset.indices.to(found.targets.device)], min_per_class)
     return coreset if found.rows is None else replace(coreset, indices=found.rows[coreset.indices.cpu()])
 
 
-def _length(source: Any) -> int | None:
+def _length(source: tuple[Inputs, Tensor] | Incoming) -> int | None:
     """How many examples there are; None if nobody knows yet."""
-    if isinstance(source, tuple):
-        return len(source[1])
-    return source.length if isinstance(source, Incoming) else int(source.count())
+    return source.length if isinstance(source, Incoming) else len(source[1])
 
 
 @dataclass(frozen=True)
@@ -278,16 +279,15 @@ def _in_passing(
 
 def _elsewhere(
     embedding: GradientEmbedding,
-    source: tuple[Inputs, Tensor] | Any,
+    pieces: Sequence[Piece],
+    load: Load,
     size: int,
     shortlist: float | None,
-    target: str | None,
     processors: int,
     *,
     progress: bool,
 ) -> _Gathered:
     """Of examples that the workers of a cluster look at; they are here or in a Ray Dataset."""
-    pieces, load = in_memory(Batch.arriving(*source)) if isinstance(source, tuple) else of_dataset(source, target)
     if shortlist is not None:
         limit = shortlist_length(size, shortlist)
         arrivals = look_over(

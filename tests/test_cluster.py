@@ -71,6 +71,47 @@ def test_a_ray_dataset_is_chosen_from_where_it_is(local: rc.Coreset) -> None:
         rc.select(make_model, data, size=20, target="y")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Data's own settings
+def test_the_rows_of_a_dataset_are_made_once(tmp_path: Path, local: rc.Coreset) -> None:
+    inputs, targets = examples(9000)
+    table = pa.table({**{f"x{i}": inputs[:, i].numpy() for i in range(6)}, "y": targets.numpy()})
+    blocks = [table.slice(0, 0), table.slice(0, 5000), table.slice(5000, 0), table.slice(5000)]
+
+    def noted(block: Any) -> Any:
+        if len(block["y"]):
+            (tmp_path / str(time.monotonic_ns())).touch()
+        return block
+
+    data = ray.data.from_arrow(blocks).map_batches(noted, batch_size=None)
+    assert same(rc.select(make_model, data, size=20, target="y", inits=3, cluster="auto"), local)
+    assert len([*tmp_path.iterdir()]) == 2
+    for size, message in ((10_000, "between 1 and the 9000 examples, got 10000"), (0, "of at least 1")):
+        with pytest.raises(ValueError, match=message):
+            rc.select(make_model, data, size=size, target="y", cluster="auto")
+    with pytest.raises(ValueError, match="a dataset must hold at least one example, got none"):
+        rc.select(make_model, ray.data.from_arrow(blocks[:1]), size=20, target="y", cluster="auto")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray Data's own settings
+def test_a_dataset_that_cannot_be_made_is_one_sentence_that_says_why(tmp_path: Path) -> None:
+    def broken(block: Any) -> Any:
+        raise RuntimeError("no such user")
+
+    (tmp_path / "rows.csv").write_text("x,y\n1,2\n1,2,3\n")
+    table = pa.table({"x": [1.0, 2.0], "y": [0, 1]})
+    memory = rc.GradientMatching(partial(rc.models.mlp, 1, 2), 2, inits=2, cluster="auto")
+    for data, message in (
+        (ray.data.from_arrow(table).map_batches(broken), "examples, got RuntimeError: no such user$"),
+        (ray.data.read_csv(str(tmp_path)), "^Failed to read CSV file: .*$"),
+    ):
+        with pytest.raises(ValueError, match=rf"^[^\n]*{message.lstrip('^')}") as refused:
+            rc.select(partial(rc.models.mlp, 1, 2), data, size=2, target="y", inits=2, cluster="auto")
+        assert "\n" not in str(refused.value)
+        with pytest.raises(ValueError, match=message):
+            memory.update(data, target="y")
+    assert memory.seen == 0
+
+
 @pytest.mark.parametrize("layers", ["all", "last"])
 def test_all_candidates_may_stay_with_the_workers(layers: str) -> None:
     data, options = examples(3000), {"inits": 3, "shortlist": None, "layers": layers}
@@ -347,10 +388,24 @@ def test_a_cluster_that_cannot_be_used_is_one_sentence(monkeypatch: pytest.Monke
     monkeypatch.setattr(cluster, "_versions", lambda: real if os.getpid() == here else ("0.0", "0.1"))
     with pytest.raises(ValueError, match=r"every node must have recollect .* got 0.0 and 0.1 on node \w+: install"):
         rc.select(make_model, *examples(100), 5, cluster="auto")
+    monkeypatch.setattr(cluster, "_START", 0.01)
+    monkeypatch.setattr(cluster, "_versions", lambda: time.sleep(3))
+    with pytest.raises(ValueError, match=r"start a worker within 0.01 seconds, got no answer of node \w+: see `ray"):
+        rc.select(make_model, *examples(100), 5, cluster="auto")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     for address in ("127.0.0.1:9", "nowhere"):
         with pytest.raises(ValueError, match=rf"^cluster must be the address of a Ray cluster .* got '{address}' \("):
             rc.select(make_model, *examples(100), 5, cluster=address)
+
+
+def test_the_address_of_another_cluster_is_refused_while_connected() -> None:
+    here = ray.get_runtime_context().gcs_address
+    for address in ("nowhere.invalid:6379", "127.0.0.1:9", "192.0.2.77:" + here.rpartition(":")[2], "nowhere"):
+        with pytest.raises(ValueError, match=rf"^cluster must be where .*, {here}, got '{address}': pass 'auto'"):
+            rc.select(make_model, *examples(100), 5, cluster=address)
+    for address in (here, "localhost:" + here.rpartition(":")[2]):
+        with cluster.connected(address) as processors:
+            assert processors == 2
 
 
 def test_without_ray_one_sentence_says_what_to_install(
