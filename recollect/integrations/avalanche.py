@@ -8,7 +8,7 @@ many new ones as it stands for, so that the expected loss is the one over everyt
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,8 @@ class MemoryBuffer(ExemplarsBuffer):  # type: ignore[misc]
     evaluation.
 
     Args:
-        memory: any memory of `recollect`.
+        memory: any memory of `recollect`. What it holds already, as one that was loaded, counts as of task 0, which is
+            Avalanche's label where there are no tasks.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -54,12 +55,24 @@ class MemoryBuffer(ExemplarsBuffer):  # type: ignore[misc]
         inputs, targets, *labels = _read(exp.dataset)
         memory = self.memory
         held, first = memory.batch.ids if len(memory) else torch.empty(0, dtype=torch.long), memory.seen
+        before = self.labels_of(labels)
         memory.update(inputs, targets, model=agent_state.model if memory.needs_model else None)
         ids = memory.batch.ids
         old, new = torch.searchsorted(held, ids[ids < first]), ids[ids >= first] - first
-        before = self.labels or [label[:0] for label in labels]
         self.labels = [torch.cat([b[old], label[new]]) for b, label in zip(before, labels, strict=True)]
         self.buffer = self._dataset(memory.batch)
+
+    def labels_of(self, new: Sequence[Tensor]) -> list[Tensor]:
+        """The labels of tasks of the examples held, of which new examples have such."""
+        count = len(self.memory)
+        if len(self.labels) == len(new) and all(len(label) == count for label in self.labels):
+            return self.labels
+        if count and any(bool(label.any()) for label in new):
+            raise ValueError(
+                f"the {count} examples that the memory holds must have come by this plugin, as new ones have labels of "
+                "tasks: pass an empty memory"
+            )
+        return [label.new_zeros(count) for label in new]
 
     def _dataset(self, batch: Batch) -> AvalancheDataset:
         attributes = [
@@ -162,7 +175,7 @@ class _Mixed:
 
     def __init__(self, loader: DataLoader[Any], n: int, buffer: MemoryBuffer, size: int) -> None:
         self.loader, self.n, self.size = loader, n, size
-        self.held, self.labels = buffer.memory.batch, buffer.labels
+        self.held, self.buffer = buffer.memory.batch, buffer
         self.generator = generator(buffer.memory.seed, "replay", buffer.memory.seen)
 
     def __len__(self) -> int:
@@ -174,29 +187,41 @@ class _Mixed:
             rows = torch.randperm(len(held), generator=self.generator)[: self.size]
             # A pass shows each of n new ones once, but len(rows) of the remembered at each of n / len(targets) steps.
             factor = len(held) / len(rows) * len(targets) / self.n
-            some = held.take(rows)
+            some, known = held.take(rows), self.buffer.labels_of(labels)
             yield [
                 torch.cat([inputs, _inputs(some)]),
                 torch.cat([targets, some.targets]),
                 torch.cat([torch.ones(len(targets)), factor * some.weights]),
-                *(torch.cat([new, old[rows]]) for new, old in zip(labels, self.labels, strict=True)),
+                *(torch.cat([new, old[rows]]) for new, old in zip(labels, known, strict=True)),
             ]
 
 
 class _Weighted:
-    """A criterion that counts the weights of the minibatch, where it has some."""
+    """A criterion that counts the weights of the minibatch.
+
+    Other plugins ask it for losses of examples of their own, which have none: a gradient of past tasks (GEM), or how
+    much a parameter matters (EWC).
+    """
 
     def __init__(self, strategy: Any, criterion: Callable[..., Any], loss: LossFunction) -> None:
         self.strategy, self.criterion, self.loss = strategy, criterion, loss
+        self.loader = strategy.dataloader
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Any:
-        if not self.strategy.is_training:
+        strategy = self.strategy
+        of_minibatch = outputs is strategy.mb_output or targets is strategy.mb_y
+        if not (strategy.is_training and of_minibatch):
             return self.criterion(outputs, targets)
-        weights = self.strategy.mbatch[2]
-        return weighted_mean(check_losses(self.loss(outputs, targets), len(targets)), weights)
+        if strategy.dataloader is not self.loader:
+            raise ValueError(
+                "minibatches must be those with weights, got others of a later plugin: put the plugin with the memory "
+                "last, or leave out the other replay"
+            )
+        return weighted_mean(check_losses(self.loss(outputs, targets), len(targets)), strategy.mbatch[2])
 
 
 def _count_weights(strategy: Any, loss: LossFunction | None) -> None:
+    _count_no_weights(strategy)  # which a training that was interrupted has not come to
     criterion = strategy._criterion
     if loss is None:
         each: Any = copy.copy(criterion)

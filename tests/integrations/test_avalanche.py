@@ -22,7 +22,7 @@ pytest.importorskip("avalanche")  # which lets it warn, as of solvers that are n
 
 from avalanche.benchmarks import tensors_benchmark
 from avalanche.benchmarks.utils import AvalancheDataset
-from avalanche.training.plugins import EvaluationPlugin, ReplayPlugin, SupervisedPlugin
+from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, GEMPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 
 from recollect.integrations.avalanche import MemoryBuffer, WeightedGDumbPlugin, WeightedReplayPlugin
@@ -57,20 +57,24 @@ class Watch(SupervisedPlugin):
         self.seen.append(([*strategy.mbatch], strategy.mb_output.detach(), float(strategy.loss.detach())))
 
 
-def trained(plugins: list[Any], benchmark: Any, **options: Any) -> Any:
+def strategy_of(plugins: list[Any], **options: Any) -> Any:
     with seeded(0):
         model = make_model()
-        strategy = Naive(
-            model=model,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-            criterion=nn.CrossEntropyLoss(),
-            train_mb_size=10,
-            train_epochs=1,
-            eval_mb_size=10,
-            plugins=plugins,
-            evaluator=EvaluationPlugin(),
-            **options,
-        )
+    return Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_mb_size=10,
+        train_epochs=1,
+        eval_mb_size=10,
+        plugins=plugins,
+        evaluator=EvaluationPlugin(),
+        **{"criterion": nn.CrossEntropyLoss(), **options},
+    )
+
+
+def trained(plugins: list[Any], benchmark: Any, **options: Any) -> Any:
+    with seeded(0):
+        strategy = strategy_of(plugins, **options)
         for experience in benchmark.train_stream:
             strategy.train(experience)
             strategy.eval(benchmark.test_stream)
@@ -139,7 +143,63 @@ def test_the_criterion_is_left_as_it_was_found() -> None:
     assert isinstance(strategy._criterion, nn.CrossEntropyLoss) and strategy._criterion.reduction == "mean"
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("other", [lambda: EWCPlugin(1.0), lambda: GEMPlugin(20, 0.5)], ids=["EWC", "GEM"])
+def test_other_plugins_ask_for_losses_of_examples_without_weights(other: Any, place: int) -> None:
+    """GEM remembers 20 examples, as many as a minibatch has, so that their losses could be weighted in error."""
+    plugin, asked = other(), []
+    plugins: list[Any] = [WeightedReplayPlugin(MEMORIES["GradientMatching"](), batch_size_mem=10)]
+    plugins.insert(place, plugin)
+
+    class Noted(nn.CrossEntropyLoss):
+        def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            asked.append(self.reduction)
+            return super().forward(input, target)
+
+    strategy = trained(plugins, stream(), criterion=Noted())
+    assert isinstance(strategy._criterion, Noted) and strategy._criterion.reduction == "mean"
+    weighted = asked.count("none")
+    assert weighted == 6 and asked.count("mean") > 4  # a loss for each minibatch of the second task, and others
+
+
+def test_a_training_that_was_interrupted_goes_on() -> None:
+    class Stop(SupervisedPlugin):
+        left = 6
+
+        def after_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+    memory, benchmark = MEMORIES["Reservoir"](), stream()
+    strategy = strategy_of([WeightedReplayPlugin(memory), Stop()])
+    first, second = benchmark.train_stream
+    with seeded(0):
+        strategy.train(first)
+        with pytest.raises(KeyboardInterrupt):
+            strategy.train(second)
+        assert memory.seen == 40
+        strategy.eval(benchmark.test_stream)
+        strategy.train(second)
+    assert memory.seen == 100 and isinstance(strategy._criterion, nn.CrossEntropyLoss)
+
+
+@pytest.mark.parametrize("kind", [WeightedReplayPlugin, WeightedGDumbPlugin, MemoryBuffer])
+def test_a_memory_that_holds_something_already_counts_as_of_task_0(kind: Any) -> None:
+    memory = MEMORIES["Reservoir"]()
+    memory.update(*data(30, seed=3))
+    plugin = kind(memory)
+    trained([ReplayPlugin(12, storage_policy=plugin) if kind is MemoryBuffer else plugin], stream())
+    assert memory.seen == 130
+    with pytest.raises(ValueError, match="the 12 examples that the memory holds must have come by this plugin"):
+        plugin = kind(memory)
+        trained([ReplayPlugin(12, storage_policy=plugin) if kind is MemoryBuffer else plugin], stream((1, 2)))
+    assert memory.seen == 130
+
+
 def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="got others of a later plugin: put the plugin with the memory last"):
+        trained([WeightedReplayPlugin(rc.Reservoir(12)), ReplayPlugin(12)], stream())
     with pytest.raises(ValueError, match="memory must be a recollect memory, got int"):
         WeightedReplayPlugin(200)
     with pytest.raises(ValueError, match="keeps its capacity of 12, got 5"):
