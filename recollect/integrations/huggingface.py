@@ -96,6 +96,8 @@ def select(
     if loss is None:
         with seeded(derive_seed(seed, "look at the model")):
             loss = loss_of(make_model())
+        if loss is squared_error:
+            targets = targets.float()  # whole numbers would be taken for classes
     coreset = select_examples(
         make_model,
         inputs,
@@ -138,9 +140,8 @@ def tensors(
         ({'input_ids': tensor([[1, 2], [3, 4]])}, tensor([0, 1]))
     """
     if not isinstance(dataset, Dataset):
-        raise ValueError(
-            f"dataset must be a datasets.Dataset, got {type(dataset).__name__}: make one that can be indexed"
-        )
+        answer = "pass one of its splits" if isinstance(dataset, Mapping) else "make one that can be indexed"
+        raise ValueError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}: {answer}")
     found = [name for name in dict.fromkeys((*columns, target, "label")) if name in dataset.column_names]
     rows = dataset.select_columns(found).with_format("torch" if collator is None else None)[:]
     if collator is not None:
@@ -186,6 +187,8 @@ def mix(new: Dataset, kept: Dataset, *, weight: str = WEIGHT) -> Dataset:
         >>> mix(Dataset.from_dict({"x": [2, 3]}), kept)["weight"][:]
         [1.0, 1.0, 20.0]
     """
+    if weight not in kept.column_names:
+        raise ValueError(f"kept must have the column {weight!r}, as what select returned has, got none: pass it second")
     if weight not in new.column_names:
         new = new.add_column(weight, [1.0] * len(new))
     return concatenate_datasets([new, kept])
@@ -193,7 +196,7 @@ def mix(new: Dataset, kept: Dataset, *, weight: str = WEIGHT) -> Dataset:
 
 def loss_of(model: nn.Module) -> LossFunction:
     """One loss per row, as models of this kind are trained by: the sum over its labelled places."""
-    if getattr(getattr(_inner(model), "config", None), "problem_type", None) == "regression":
+    if _asks_for_quantities(_inner(model)):
         return squared_error
     return next_token_loss if _shifts(model) else place_loss
 
@@ -221,6 +224,13 @@ def place_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def _inner(model: nn.Module) -> Any:
     """The model itself, without what peft puts around it."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def _asks_for_quantities(model: Any) -> bool:
+    """Whether transformers trains it by squared error, whatever the type of the labels is."""
+    kind = getattr(getattr(model, "config", None), "problem_type", None)
+    one_output = getattr(model, "loss_type", None) == "ForSequenceClassification" and model.config.num_labels == 1
+    return kind == "regression" or (kind is None and one_output)
 
 
 def _shifts(model: nn.Module) -> bool:

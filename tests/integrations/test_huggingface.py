@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Value, load_from_disk
 from torch.nn import functional as F
 from transformers import (
     BertConfig,
@@ -202,6 +202,27 @@ def test_several_quantities_are_asked_for_by_squared_error_where_the_model_says_
     assert loss_of(model)(logits, labels).tolist() == [3.25]
 
 
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_model_of_one_output_is_asked_for_a_quantity_as_in_transformers(kind: type, tmp_path: Path) -> None:
+    """Of a single class nothing can be learnt; the draws' outputs are scaled to the targets, as for any regression."""
+    config = copy.deepcopy(BERT)
+    config.num_labels = 1
+    rows = sentences(40).remove_columns(["labels", "text"]).add_column("labels", [kind(i % 5 + 1) for i in range(40)])
+    make = partial(BertForSequenceClassification, config)
+    inputs, targets = tensors(rows)
+    options: dict[str, Any] = {"inits": 2, "dim": 60, "seed": 3}
+    by_name = rc.select(make, inputs, targets.float(), 6, loss="squared_error", hold_count=True, **options)
+    assert select(make, rows, 6, **options)["weight"][:] == weighted(rows, by_name)["weight"][:]
+    steps = []
+    for kind_of_trainer, data in ((Trainer, rows), (WeightedTrainer, rows.add_column("weight", [3.0] * 40))):
+        data = data.cast_column("labels", Value("float32")) if kind_of_trainer is Trainer else data
+        with seeded(1):
+            model = make()
+        with seeded(0):
+            steps.append(step_of(kind_of_trainer(model, arguments(tmp_path), train_dataset=data), model))
+    torch.testing.assert_close(*steps, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [gpt, bert])
 def test_accumulating_batches_gives_the_step_of_one_large_batch(make: Any, tmp_path: Path) -> None:
     rows = (sentences if make is gpt else classified)(8).remove_columns("text")
@@ -252,6 +273,10 @@ def test_columns_that_are_not_there_are_named() -> None:
         weighted(sentences(), rc.Coreset(torch.tensor([0]), torch.tensor([9.0]), 0.0), weight="text")
     with pytest.raises(ValueError, match=r"dataset must be a datasets\.Dataset, got IterableDataset"):
         select(gpt, sentences().to_iterable_dataset(), 5)
+    with pytest.raises(ValueError, match="got DatasetDict: pass one of its splits"):
+        select(gpt, DatasetDict(train=sentences()), 5)
+    with pytest.raises(ValueError, match=r"kept must have the column 'weight', .* got none: pass it second"):
+        mix(sentences().add_column("weight", [1.0] * 40), sentences())
 
 
 @pytest.mark.parametrize("iterable", [False, True])
