@@ -14,6 +14,7 @@ from rich.table import Table
 import recollect
 from recollect.files import check_output
 from recollect.tables.commands import add_commands
+from recollect.tables.wording import in_shell
 from recollect.terminal import Interrupted, cell, say
 
 # Newer versions of typer carry their own copy of click; the class of usage errors is reached through what they export.
@@ -199,7 +200,8 @@ def main(arguments: list[str] | None = None) -> None:
     wrong: str | None = None
     code = 2
     try:
-        code = app(args=arguments, standalone_mode=False) or 0
+        with in_shell():
+            code = app(args=arguments, standalone_mode=False) or 0
     except UsageError as error:
         wrong = _usage(error, arguments)
     except (ValueError, OSError, ModuleNotFoundError) as error:  # a module that is not installed says what to install

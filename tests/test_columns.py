@@ -264,7 +264,7 @@ def test_a_target_of_numbers_with_much_else_among_them_is_asked_about(unit: str)
     quantity = [f"{i * 37 % 150 * Decimal(unit)}" for i in range(400)]
     mixed = ["inf" if i % 5 == 0 else text for i, text in enumerate(quantity)]
     table = pa.table({"x": np.arange(400) % 7 * 0.5, "y": mixed})
-    with pytest.raises(ValueError, match=r"got 320 numbers and 80 values such as 'inf': pass --as y=number"):
+    with pytest.raises(ValueError, match=r"got 320 numbers and 80 values such as 'inf': pass kinds=\{'y': 'number'\}"):
         fit_encoding([table], "y")
     taken = fit_encoding([table], "y", kinds={"y": "number"}, drop_missing_target=True)
     assert taken.task == "regression"

@@ -2,6 +2,7 @@
 
 import datetime
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import numpy as np
 import pandas
 import polars
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from torch import nn
 
 import recollect as rc
+from recollect.cli import main
 
 
 def frame(n: int = 90) -> pandas.DataFrame:
@@ -74,7 +77,7 @@ def test_files_come_out_as_the_command_writes_them(tmp_path: Path) -> None:
 def test_rows_without_a_target_are_left_out_and_the_others_keep_their_places() -> None:
     table = frame()
     table.loc[table.index[:30], "y"] = None
-    with pytest.raises(ValueError, match="got 30 missing: pass --drop-missing-target"):
+    with pytest.raises(ValueError, match=r"got 30 missing: pass reading=Reading\(drop_missing_target=True\)"):
         rc.tables.select(table, target="y", size=12)
     reading = rc.tables.Reading(drop_missing_target=True)
     chosen = rc.tables.select(table, target="y", size=12, memory="reservoir", reading=reading)
@@ -174,3 +177,60 @@ def test_columns_that_are_called_by_numbers_are_named_by_text(wrong: dict[str, A
 def test_what_is_no_table_is_refused_in_one_sentence(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
         rc.tables.select(wrong, target="x", size=3)
+
+
+@pytest.mark.parametrize(
+    ("label", "words", "followed", "shell"),
+    [
+        (
+            ["a", "b", None, "b"],
+            "pass reading=Reading(drop_missing_target=True) to leave",
+            {"reading": rc.tables.Reading(drop_missing_target=True)},
+            ["--drop-missing-target"],
+        ),
+        (
+            ["2024-01-01", "2024-03-31"],
+            "pass kinds={'the label': 'category'} or kinds",
+            {"kinds": {"the label": "category"}},
+            ["--as", "the label=category"],
+        ),
+    ],
+)
+def test_what_is_advised_is_in_the_words_of_who_asks_and_works(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    label: list[str | None],
+    words: str,
+    followed: dict[str, Any],
+    shell: list[str],
+) -> None:
+    """Each sentence is written once; who follows it, in Python or in a shell, gets on."""
+    table = pa.table({"x": [float(i % 7) for i in range(200)], "the label": label * (200 // len(label))})
+    with pytest.raises(ValueError, match=re.escape(words)):
+        rc.tables.select(table, "the label", 4)
+    assert len(rc.tables.select(table, "the label", 4, **followed)) == 4
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    asked = ["select", tmp_path / "a.parquet", "--target", "the label", "--size", "4", "-o", tmp_path / "o.csv"]
+    assert run(*asked) == 2
+    assert f"pass {shlex.join(shell)} " in capsys.readouterr().err
+    assert run(*asked, *shell) == 0
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main([*map(str, arguments)])
+    return int(stop.value.code or 0)
+
+
+def test_options_are_named_in_one_place() -> None:
+    """What a sentence advises is made by `option` and `command`; those who use Python cannot pass `--as`."""
+    folder = Path(rc.tables.__file__).parent
+    for path in {*folder.rglob("*.py")} - {folder / f"{name}.py" for name in ("commands", "options", "wording")}:
+        assert not re.findall(r"--[a-z]+|run `recollect", path.read_text()), path
+
+
+def test_a_batch_of_pyarrow_is_a_table() -> None:
+    table = pa.table({"x": [float(i % 7) for i in range(60)], "y": ["a", "b"] * 30})
+    [batch] = table.to_batches()
+    assert rc.tables.select(batch, "y", 6).equals(rc.tables.select(table, "y", 6))
+    assert rc.tables.columns(batch, "y") == rc.tables.columns(table, "y")

@@ -85,7 +85,7 @@ def test_what_was_said_wins_over_what_was_recognised(tmp_path: Path) -> None:
     assert read(path, delimiter=",").column_names == ["a;b", "c"]
     assert read(path, delimiter=";").column_names == ["a", "b,c"]
     path.write_bytes("x,y\n1,\xe9\n".encode("latin-1"))
-    with pytest.raises(ValueError, match=r"must be in utf-8-sig, got other bytes in line 2: pass another --encoding"):
+    with pytest.raises(ValueError, match=r"in utf-8-sig, got other bytes in line 2: pass another reading=Reading\(enc"):
         read(path, encoding="utf-8-sig")
     for said in ({"delimiter": "ab"}, {"decimal": ";"}, {"encoding": "klingon"}, {"format": "doc"}):
         with pytest.raises(ValueError, match="must be"):

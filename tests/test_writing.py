@@ -82,6 +82,12 @@ def test_types_that_csv_does_not_have_are_text_that_others_read(array: pa.Array,
     assert rows == [["x", "y"], *([text, "end"] for text in expected)]
 
 
+def test_what_csv_has_no_form_for_is_refused_with_its_column() -> None:
+    table = pa.table({"y": ["a", "b"], "x": pa.array([b"\x00", b"\xff"])})
+    with pytest.raises(ValueError, match=r"^column 'x' must have .* csv .* of binary .*: choose another ending$"):
+        write_table(table, Path("rows.csv"), io.BytesIO())
+
+
 @pytest.mark.parametrize("ending", WRITTEN)
 def test_rows_are_read_again_from_every_ending_that_is_written(tmp_path: Path, ending: str) -> None:
     assert {".jsonl", ".feather", ".ipc"} < set(WRITTEN)

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from recollect.tables.kinds import Task
+from recollect.tables.wording import option
 from recollect.terminal import cell, counted
 
 
@@ -80,7 +81,7 @@ class Account:
         if missing := [f"{c.name} {c.missing:,}" for c in looked_at if c.missing]:
             yield f"missing values: {_listed(missing)}"
         if aside := [f"{c.name} ({c.note.removesuffix(': set aside')})" for c in self.aside]:
-            yield f"not looked at: {_listed(aside)}; --as NAME=KIND takes a column in"
+            yield f"not looked at: {_listed(aside)}; {option('kinds', 'NAME')} takes a column in"
 
     def table(self) -> Table:
         """For a terminal."""

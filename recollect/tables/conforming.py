@@ -11,6 +11,7 @@ from recollect.tables.casting import cast_unchanged, widened
 from recollect.tables.examining import Examined, examine
 from recollect.tables.reading import Reading, Source, pieces, recognise
 from recollect.tables.settings import Settings
+from recollect.tables.wording import option
 
 
 def read_as(sources: Iterable[Source]) -> dict[str, str]:
@@ -96,7 +97,7 @@ def conform(piece: pa.Table, schema: pa.Schema, source: object, ignore: Sequence
     """
 
     def advice(name: str, otherwise: str) -> str:
-        return "give all files the same columns" if ignore is None else f"pass --ignore {name} to {otherwise}"
+        return "give all files the same columns" if ignore is None else f"pass {option('ignore', name)} to {otherwise}"
 
     wanted_names, names, what = schema.names, piece.schema.names, repr(str(source))
     if wanted_names != names:

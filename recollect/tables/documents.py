@@ -16,6 +16,7 @@ from recollect.tables.account import Account
 from recollect.tables.encoding import Encoding
 from recollect.tables.memory import TableMemory, Taken
 from recollect.tables.settings import Settings
+from recollect.tables.wording import command
 
 GENERATION = re.compile(r"generation-(\d{6,12})")
 
@@ -141,11 +142,11 @@ def entries(folder: Path) -> list[Path]:
 def bound_content(path: Path, digest: str | None) -> bytes:
     """What is in a file that is bound by its checksum."""
     if not path.is_file():
-        raise ValueError(f"{str(path)!r} must be there, but it is lost: run `recollect recover`")
+        raise ValueError(f"{str(path)!r} must be there, but it is lost: run {command('recover')}")
     content = path.read_bytes()
     if checksum(content) != digest:
         raise ValueError(
-            f"{str(path)!r} must have the content it was saved with: it is damaged: run `recollect recover`"
+            f"{str(path)!r} must have the content it was saved with: it is damaged: run {command('recover')}"
         )
     return content
 

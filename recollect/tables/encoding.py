@@ -28,6 +28,7 @@ from recollect.tables.values import (
     numbers_of,
     texts_of,
 )
+from recollect.tables.wording import option
 from recollect.terminal import counted
 
 _FAR = 3.0  # in standard deviations
@@ -223,7 +224,7 @@ def missing_target(name: str, count: int) -> str:
     """The sentence for who has rows without a label."""
     return (
         f"the target {name!r} must be known in every row, got {count:,} missing: "
-        "pass --drop-missing-target to leave these rows out"
+        f"pass {option('drop_missing_target', True)} to leave these rows out"
     )
 
 
@@ -265,7 +266,7 @@ def _another(column: Column, got: object) -> str:
     """The sentence for a column that holds something else than it did."""
     return (
         f"column {column.name!r} must hold {column.kind}s as in the first file, got {got}: "
-        f"mend it, or pass --ignore {column.name} to take it as missing in this file"
+        f"mend it, or pass {option('ignore', column.name)} to take it as missing in this file"
     )
 
 

@@ -11,6 +11,7 @@ from recollect.tables.encoding import Encoding, missing_target
 from recollect.tables.kinds import MOST_CLASSES, Column, Task
 from recollect.tables.summaries import KINDS, Read, Summary
 from recollect.tables.values import NumberForm, look_alikes
+from recollect.tables.wording import option
 from recollect.terminal import counted
 
 _NAMES = 20  # listed at most, in a sentence
@@ -78,7 +79,7 @@ class Examined:
     def encoding(self, *, drop_missing_target: bool = False) -> Encoding:
         """How the columns become features and targets; a target that cannot be learned is refused."""
         if self.target is None:
-            raise ValueError("there must be a target, the column to be predicted, got none: pass --target")
+            raise ValueError(f"there must be a target, the column to be predicted, got none: pass {option('target')}")
         goal, read, task = self.summaries[self.target], self.reads[self.target], self.task
         columns = [s.column(self.reads[name]) for name, s in self.summaries.items() if name != self.target]
         self._check_columns(columns)
@@ -88,7 +89,8 @@ class Examined:
         if task == "regression":
             if read.moments is None or not read.moments.count:
                 raise ValueError(
-                    f"the target {self.target!r} must hold numbers for regression: pass --task classification"
+                    f"the target {self.target!r} must hold numbers for regression: "
+                    f"pass {option('task', 'classification')}"
                 )
             encoding.mean, encoding.scale = read.moments.mean, read.moments.deviation or 1.0
             encoding.form, encoding.dated = read.form, read.kind == "date"
@@ -104,7 +106,7 @@ class Examined:
         if any(column.width for column in columns):
             return
         aside = [column.name for column in columns if column.kind == "ignored"]
-        answer = f": pass --as {aside[0]}=KIND to take one in that was set aside" if aside else ""
+        answer = f": pass {option('kinds', aside[0])} to take one in that was set aside" if aside else ""
         raise ValueError(f"there must be a column besides the target that varies, got none{answer}")
 
     def _check_target(self, goal: Summary, read: Read) -> None:
@@ -114,32 +116,33 @@ class Examined:
         if read.kind == "date" and goal.wanted is None:
             raise ValueError(
                 f"the target {name!r} must be classes or a quantity, got dates{such}: choose another column, "
-                f"or pass --as {name}=category or --as {name}=date"
+                f"or pass {option('kinds', name, 'category')} or {option('kinds', name, 'date')}"
             )
         if self.task == "regression":
             if read.kind == "ignored":
                 raise ValueError(
                     f"the target {name!r} must hold numbers that can be told apart as floats, got larger ones{such}: "
-                    f"choose another column, or pass --as {name}=category"
+                    f"choose another column, or pass {option('kinds', name, 'category')}"
                 )
             return
         if self.asked is None and (quantity := goal.mixed_quantity()) is not None:
             others = goal.readable - quantity.fitting
             raise ValueError(
                 f"the target {name!r} must be classes or a quantity, got {counted(quantity.fitting, 'number')} and "
-                f"{counted(others, 'value')} such as {quantity.stray!r}: pass --as {name}=number to take these as "
-                f"missing, or --as {name}=category"
+                f"{counted(others, 'value')} such as {quantity.stray!r}: "
+                f"pass {option('kinds', name, 'number')} to take these as missing, "
+                f"or {option('kinds', name, 'category')}"
             )
         distinct = len(goal.distinct)
         if distinct > MOST_CLASSES:
             raise ValueError(
                 f"the target {name!r} must have at most {MOST_CLASSES} classes, got more: "
-                "pass --task regression if it is a quantity"
+                f"pass {option('task', 'regression')} if it is a quantity"
             )
         if distinct > 20 and distinct > goal.count / 2 and goal.wanted is None and goal.is_text:
             raise ValueError(
                 f"the target {name!r} must be classes that come again, got {distinct} different ones in "
-                f"{goal.count} rows{such}: choose another column, or pass --as {name}=category"
+                f"{goal.count} rows{such}: choose another column, or pass {option('kinds', name, 'category')}"
             )
 
 
@@ -200,7 +203,13 @@ def conclude(
 def _summaries(schema: pa.Schema, target: str | None, kinds: Mapping[str, str]) -> dict[str, Summary]:
     for name in (*([] if target is None else [target]), *kinds):
         if name not in schema.names:
-            what = "target" if name == target else "ignored column" if kinds[name] == "ignored" else "column of --as"
+            what = (
+                "target"
+                if name == target
+                else "ignored column"
+                if kinds[name] == "ignored"
+                else f"column of {option('kinds')}"
+            )
             unnamed = all(_natural(other)[0] == 0 for other in schema.names)
             hint = ": the first line must hold the names of the columns" if unnamed else ""
             raise ValueError(f"the {what} must be one of {_listed(schema.names, name)}, got {name!r}{hint}")

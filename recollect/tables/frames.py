@@ -49,7 +49,8 @@ def select(
     of each.
 
     Args:
-        data: a table of pandas, polars or pyarrow; or files: a path, a glob, a folder, an address, or several of these.
+        data: a table of pandas, polars or pyarrow, or a batch of pyarrow; or files: a path, a glob, a folder, an
+            address, or several of these.
         target: the column to be predicted.
         size: how many rows to keep.
         memory: "clustering" (k-means by class), "recollect" (gradient matching), "reservoir", "class-balanced" or
@@ -150,15 +151,16 @@ def columns(
 
 def is_frame(data: Any) -> bool:
     """Whether this is a table of pandas, polars or pyarrow."""
-    return isinstance(data, pa.Table) or _library(data) in ("pandas", "polars")
+    return isinstance(data, pa.Table | pa.RecordBatch) or _library(data) in ("pandas", "polars")
 
 
 def as_table(data: Any) -> pa.Table:
     """A frame as a table of pyarrow; columns that hold all sorts of things are text."""
+    data = _collected(data)
     if isinstance(data, pa.Table):
         table = data
     elif _library(data) == "polars":
-        table = _from_polars(_collected(data))
+        table = _from_polars(data)
     else:
         names = [str(name) for name in data.columns]
         table = pa.table([_array(data.iloc[:, i]) for i in range(len(names))], names)
@@ -171,7 +173,9 @@ def as_table(data: Any) -> pa.Table:
 
 
 def _collected(data: Any) -> Any:
-    """A lazy frame of polars as its rows."""
+    """A lazy frame of polars as its rows, and a batch of pyarrow as a table."""
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
     return data.collect() if _library(data) == "polars" and hasattr(data, "collect") else data
 
 

@@ -29,6 +29,7 @@ from recollect.tables.examining import Examined
 from recollect.tables.networks import MakeNetwork
 from recollect.tables.reading import Skipped, Source, in_use, retyped
 from recollect.tables.settings import ROW_BYTES, TABLE_MEMORIES, Settings
+from recollect.tables.wording import option
 from recollect.terminal import lasting
 
 _LONG = 50_000  # from so many rows on, people are told beforehand how long it may take
@@ -85,7 +86,8 @@ class TableMemory:
             if len(encoding.classes) < 2 and settings.classes is None:
                 raise ValueError(
                     f"the target {encoding.target!r} must have at least two classes, got one: "
-                    "there is nothing to tell apart, unless a store is told how many there will be with --classes"
+                    "there is nothing to tell apart, unless a store is told how many there will be with "
+                    f"{option('classes', ...)}"
                 )
         else:
             self.outputs = 1
@@ -135,11 +137,15 @@ class TableMemory:
     def _make_memory(self, make_network: MakeNetwork | None) -> Memory:
         settings, kind = self.settings, TABLE_MEMORIES[self.settings.memory]
         if kind is ClassBalanced and self.encoding.task == "regression":
-            raise ValueError("class-balanced needs a target with classes, got a quantity: choose another --memory")
+            raise ValueError(
+                f"class-balanced needs a target with classes, got a quantity: choose another {option('memory')}"
+            )
         if kind is not GradientMatching:
             return kind(settings.size, seed=settings.seed)
         if self.encoding.task == "regression" and (settings.class_weight or settings.min_per_class):
-            raise ValueError("--class-weight and --min-per-class need a target with classes, got a quantity")
+            raise ValueError(
+                f"{option('class_weight')} and {option('min_per_class')} need a target with classes, got a quantity"
+            )
         return GradientMatching(
             self.make_model(make_network),
             settings.size,
@@ -301,7 +307,8 @@ class TableMemory:
         if len(encoding.classes) > self.outputs:
             raise ValueError(
                 f"the memory has room for {self.outputs} classes, got {len(encoding.classes)}: "
-                "pass --skip-bad-rows to leave out rows of others, or start a new store with --classes"
+                f"pass {option('skip_bad_rows', True)} to leave out rows of others, "
+                f"or start a new store with {option('classes', ...)}"
             )
         for name in encoding.classes:
             taken.class_counts[name] = taken.class_counts.get(name, 0) + counts.get(name, 0)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from recollect.tables.wording import option
 from recollect.terminal import counted
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def told(source: "Source", done: "Update") -> dict[str, Any]:
 def sentences(source: "Source", done: "Update", settings: "Settings", first: bool) -> Iterator[str]:
     """What became of a file."""
     if done.taken is None:
-        yield f"{source.name}: taken before, not counted again (--force does)"
+        yield f"{source.name}: taken before, not counted again ({option('force')} does)"
         return
     yield (
         f"{source.name}: {counted(done.taken.rows, 'row')}, {done.kept:,} kept of {done.seen:,} seen"
@@ -94,19 +95,19 @@ def remarks(
     if few and places >= _FEW and not settings.min_per_class and settings.class_weight is None:
         counts = ", ".join(f"{counted(count, 'row')} of {name!r}" for name, count in list(few.items())[:5])
         more = f" and few of {len(few) - 5} other classes" if len(few) > 5 else ""
-        matched = "" if settings.memory == "recollect" else "--memory recollect with "
+        matched = "" if settings.memory == "recollect" else f"{option('memory', 'recollect')} with "
         yield (
             f"only {counts}{more} kept, too few for most models to learn from; "
-            f"{where}{matched}--min-per-class {places} keeps more"
+            f"{where}{matched}{option('min_per_class', places)} keeps more"
         )
 
 
 def _keeping(classes: int, settings: "Settings") -> str:
     """What keeps rows of every class."""
     if settings.min_per_class or classes > settings.size:
-        return "a larger --size"
-    advice = "--min-per-class 1 or --class-weight balanced"
-    return advice if settings.memory == "recollect" else f"--memory recollect with {advice}"
+        return f"a larger {option('size')}"
+    advice = f"{option('min_per_class', 1)} or {option('class_weight', 'balanced')}"
+    return advice if settings.memory == "recollect" else f"{option('memory', 'recollect')} with {advice}"
 
 
 def added(held: "TableMemory") -> Iterator[str]:

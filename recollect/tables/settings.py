@@ -11,6 +11,7 @@ from recollect.memories import ClassBalanced, Clustering, GradientMatching, Memo
 from recollect.tables.kinds import MOST_CLASSES, Task
 from recollect.tables.reading import Reading
 from recollect.tables.summaries import KINDS
+from recollect.tables.wording import option
 
 TABLE_MEMORIES: dict[str, type[Memory]] = {
     "recollect": GradientMatching,
@@ -89,7 +90,7 @@ class Settings:
         if self.memory != "recollect" and matched:
             raise ValueError(
                 "class weights, places by class and a network of one's own need gradient matching, "
-                f"got the memory {self.memory!r}: pass --memory recollect"
+                f"got the memory {self.memory!r}: pass {option('memory', 'recollect')}"
             )
         if self.weight_name == "":
             raise ValueError("the column of weights must have a name, got an empty one")
@@ -99,7 +100,8 @@ class Settings:
         """Refuse room that would never be used; a store that was made with it is opened all the same."""
         if (self.classes or 0) > MOST_CLASSES:
             raise ValueError(
-                f"classes must be at most {MOST_CLASSES}, got {self.classes}: pass fewer, or leave out --classes"
+                f"classes must be at most {MOST_CLASSES}, got {self.classes}: "
+                f"pass fewer, or leave out {option('classes')}"
             )
 
     def block_rows(self, task: Task | None, outputs: int) -> int:
@@ -121,10 +123,11 @@ class Settings:
         rows = int((self.memory_limit - _BASE_BYTES - chosen - candidates) / ROW_BYTES)
         if rows < _LEAST_ROWS:
             least = (_BASE_BYTES + chosen + candidates + _LEAST_ROWS * ROW_BYTES) / 1e9
-            how, others = (" by gradient matching", ", or --memory clustering") if matches else ("", "")
+            how, others = (" by gradient matching", f", or {option('memory', 'clustering')}") if matches else ("", "")
             raise ValueError(
                 f"keeping {self.size} rows{how} needs a memory limit of at least {least + 0.05:.1f}GB, "
-                f"got {self.memory_limit / 1e9:.1f}GB: pass a larger --memory-limit or a smaller --size{others}"
+                f"got {self.memory_limit / 1e9:.1f}GB: "
+                f"pass a larger {option('memory_limit')} or a smaller {option('size')}{others}"
             )
         return rows if matches else max(rows // _COPIES, 10_000)
 

@@ -75,6 +75,7 @@ from recollect.tables.reading import (
 )
 from recollect.tables.saying import scarce
 from recollect.tables.settings import Settings
+from recollect.tables.wording import command, option
 from recollect.tables.workers import Workers
 
 FORMAT = "recollect store"
@@ -109,8 +110,8 @@ class Store:
         path = folder / "store.json"
         if not path.is_file():
             raise ValueError(
-                f"{str(folder)!r} must be a store, got no store.json there: make one with `recollect init`, "
-                "or mend one that was there with `recollect recover`"
+                f"{str(folder)!r} must be a store, got no store.json there: make one with {command('init')}, "
+                f"or mend one that was there with {command('recover')}"
             )
         content = path.read_bytes()
         document = {"format": FORMAT, "version": 1} if b'"version": 1,' in content[:100] else None
@@ -121,7 +122,7 @@ class Store:
         if isinstance(version, int) and 0 < version < VERSION:
             raise ValueError(
                 f"{str(folder)!r} must be a store of version {VERSION}, got {version}, which an older recollect wrote: "
-                "make a new one with `recollect init` and update it with the files"
+                f"make a new one with {command('init')} and update it with the files"
             )
         if version != VERSION:
             raise ValueError(f"{str(folder)!r} must be of version {VERSION}, got {version!r}: update recollect")
@@ -157,7 +158,7 @@ class Store:
             if self.number():
                 raise ValueError(
                     f"the settings of {str(self.folder)!r} must stay as they are, as it has taken in files: "
-                    "make a new store, or pass what is to be different to `recollect update`"
+                    f"make a new store, or pass what is to be different to {command('update')}"
                 )
             write_document(self.folder / "store.json", About(FORMAT, VERSION, settings))
         self.settings = settings
@@ -183,7 +184,7 @@ class Store:
             pointer = self._pointer()
             if not pointer.number:
                 raise ValueError(
-                    f"{str(self.folder)!r} must have taken in a file, got none so far: run `recollect update`"
+                    f"{str(self.folder)!r} must have taken in a file, got none so far: run {command('update')}"
                 )
             try:
                 state = self._state(pointer)
@@ -199,14 +200,16 @@ class Store:
         if pointer.number < max(latest.number, 0) or (pointer.number > 0) != (pointer.state is not None):
             raise ValueError(
                 f"{str(self.folder)!r} must point at its latest generation, {latest.number}, got {pointer.number}: "
-                f"current.json is an old one: run `recollect recover`"
+                f"current.json is an old one: run {command('recover')}"
             )
         return pointer
 
     def _pointing(self, kind: type[T], name: str) -> T:
         path = self.folder / name
         if not path.is_file():
-            raise ValueError(f"the store {str(self.folder)!r} must hold {name}, which is lost: run `recollect recover`")
+            raise ValueError(
+                f"the store {str(self.folder)!r} must hold {name}, which is lost: run {command('recover')}"
+            )
         return parse(kind, unseal(path.read_bytes(), repr(str(path))), repr(str(path)))
 
     def generation(self, number: int) -> Path:
@@ -294,9 +297,9 @@ class Store:
         """As `update`, of files that are open, and telling of each as soon as it is there."""
         if (self.settings.model is None) != (make_network is None):
             raise ValueError(
-                "the store was made for the library's network, got --model: make a new store for another"
+                f"the store was made for the library's network, got {option('model')}: make a new store for another"
                 if self.settings.model is None
-                else f"the store was made with --model {self.settings.model}, got none: pass it again"
+                else f"the store was made with {option('model', self.settings.model)}, got none: pass it again"
             )
         with self._locked(wait, say):
             self._check_known(ignore, sources)
@@ -337,7 +340,7 @@ class Store:
             if ignore:
                 raise ValueError(
                     f"columns to ignore are fixed by the first file, got {ignore[0]!r} here: "
-                    f"run `recollect set {self.folder} --ignore {ignore[0]}`"
+                    f"run {command('set', self.folder, option('ignore', ignore[0]))}"
                 )
             first_settings = replace(self.settings, reading=reading)
             examine = examine_files if workers is None else workers.examine
@@ -491,7 +494,7 @@ def _check_decimal(said: str | None, held: TableMemory) -> None:
     if said is not None and found and said not in found:
         raise ValueError(
             f"the decimal mark must stay that of the first file, {found.pop()!r}, got {said!r}: "
-            "leave out --decimal, or make a new store for files with the other mark"
+            f"leave out {option('decimal')}, or make a new store for files with the other mark"
         )
 
 

@@ -34,11 +34,12 @@ from recollect.tables.values import (
     texts_of,
     unit_of,
 )
+from recollect.tables.wording import option
 
 _SAID: dict[str, tuple[DateForm, ...]] = {"date-dmy": ("dmy",), "date-mdy": ("mdy",)}
 
 KINDS = ("number", "date", "date-dmy", "date-mdy", "category", "ignored")
-"""What a column can be said to be, with --as."""
+"""What a column can be said to be."""
 
 _FEW_CLASSES = 100  # a whole number with more values than this is a quantity
 _FEW_TEXTS = 20
@@ -284,7 +285,7 @@ class Summary:
             why = {"dmy": ["day first"], "mdy": ["month first"]}.get(date.form, [])
             both = [g for g in (self.dates or {}).values() if g.form in ("dmy", "mdy") and g.fitting == date.fitting]
             if len(both) == 2 and self.slashes and self.wanted is None:
-                why = [f"month first by default: --as {self.name}=date-dmy otherwise"]
+                why = [f"month first by default: {option('kinds', self.name, 'date-dmy')} otherwise"]
             return self._guessed("date", date, why)
         known = len(self.distinct)
         if known == 1 and not self.missing:

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recollect.tables.wording import option
+
 NumberForm: TypeAlias = Literal["point", "comma"]
 
 LARGEST = 1e100  # squares of larger numbers may overflow
@@ -148,7 +150,8 @@ def numbers_of(name: str, values: pa.ChunkedArray, form: NumberForm = "point") -
         found = np.asarray(pc.fill_null(values.cast(pa.float64(), safe=False), math.nan), dtype=np.float64)
     if (large := found[(np.abs(found) > LARGEST) & np.isfinite(found)]).size:
         raise ValueError(
-            f"column {name!r} must hold numbers of at most {LARGEST:g}, got {large[0]:g}: rescale it or pass --ignore"
+            f"column {name!r} must hold numbers of at most {LARGEST:g}, got {large[0]:g}: rescale it or "
+            f"pass {option('ignore', name)}"
         )
     return found
 

@@ -38,6 +38,7 @@ from recollect.tables.reading import (
 )
 from recollect.tables.settings import Settings
 from recollect.tables.summaries import Glimpse, Summary
+from recollect.tables.wording import option, spoken
 
 _TOGETHER = 16  # findings that are put together by one task
 
@@ -51,15 +52,21 @@ def working(address: str) -> Iterator["Workers"]:
         yield Workers(processors)
 
 
+def _task(ray: Any, function: Any, **options: Any) -> Any:
+    """What a worker does, whose sentences are in the words of who asks."""
+    return ray.remote(spoken(function)).options(name=function.__name__, **_AlwaysAgain, **options)
+
+
 def check_settings(settings: Settings) -> None:
     """Refuse what needs all rows in one place."""
     wanted = "a cluster chooses by gradient matching, and from all classes alike"
     if settings.memory != "recollect":
         raise ValueError(
-            f"{wanted}, got memory {settings.memory!r}: pass --memory recollect, to init or select, or no --cluster"
+            f"{wanted}, got memory {settings.memory!r}: pass {option('memory', 'recollect')} where it is "
+            f"made, or no {option('cluster')}"
         )
     if settings.class_weight or settings.min_per_class:
-        raise ValueError(f"{wanted}, got class weights or places: leave out --cluster")
+        raise ValueError(f"{wanted}, got class weights or places: leave out {option('cluster')}")
 
 
 class Workers:
@@ -69,7 +76,7 @@ class Workers:
         self._ray, self._processors = import_ray(), processors
 
     def _task(self, function: Any, **options: Any) -> Any:
-        return self._ray.remote(function).options(**_AlwaysAgain, **options)
+        return _task(self._ray, function, **options)
 
     def _in_order(self, function: Any, items: Iterable[tuple[Any, ...]]) -> list[Any]:
         task = self._task(function)
@@ -149,12 +156,12 @@ class RowsThere:
 
     def __init__(self, some: Sequence[Part], encoding: Any, processors: int) -> None:
         self._ray, self._processors = import_ray(), processors
-        task = self._ray.remote(_encode).options(num_returns=3, **_AlwaysAgain)
+        task = _task(self._ray, _encode, num_returns=3)
         answers = [task.remote(encoding, start, stop, before, piece) for (piece, before), start, stop in some]
         self._found, self._encoded, self._rows = ([answer[i] for answer in answers] for i in range(3))
 
     def found(self) -> Found:
-        task, left = self._ray.remote(_plus).options(**_AlwaysAgain), self._found
+        task, left = _task(self._ray, _plus), self._found
         while len(left) > 1:
             left = [task.remote(*left[i : i + _TOGETHER]) for i in range(0, len(left), _TOGETHER)]
         try:
@@ -176,18 +183,18 @@ class RowsThere:
 
     def take(self, places: NDArray[np.int64], classes: Sequence[str]) -> pa.Table:
         ends = np.cumsum(self._sizes(classes))
-        task, asked = self._ray.remote(_take).options(**_AlwaysAgain), []
+        task, asked = _task(self._ray, _take), []
         owner = np.searchsorted(ends, places, side="right")
         for i in np.unique(owner).tolist():
             first = ends[i - 1] if i else 0
             asked.append(task.remote(self._rows[i], self._encoded[i], places[owner == i] - first, tuple(classes)))
         if not asked:
             asked = [task.remote(self._rows[0], self._encoded[0], places, tuple(classes))]
-        return self._ray.get(self._ray.remote(_joined).options(**_AlwaysAgain).remote(*asked))
+        return self._ray.get(_task(self._ray, _joined).remote(*asked))
 
     def _sizes(self, classes: Sequence[str]) -> list[int]:
         """How many rows of these classes each part has."""
-        task = self._ray.remote(_sizes).options(**_AlwaysAgain)
+        task = _task(self._ray, _sizes)
         steps = range(0, len(self._found), 64)
         asked = [task.remote(tuple(classes), *self._found[i : i + 64]) for i in steps]
         return [rows for some in self._ray.get(asked) for rows in some]

@@ -1,5 +1,6 @@
 """Rows to a file, in the format of its ending."""
 
+import io
 import json
 import math
 from collections.abc import Callable
@@ -21,13 +22,26 @@ def write_table(table: pa.Table, path: Path, file: BinaryIO) -> None:
     """Write rows in the format of the path's ending."""
     if path.suffix.lower() not in WRITERS:
         raise ValueError(f"a table must end in {', '.join(WRITTEN)}, got {path.suffix!r}")
+    write = WRITERS[path.suffix.lower()]
     try:
-        WRITERS[path.suffix.lower()](table, file)
-    except (pa.ArrowException, OverflowError) as error:  # not every format has a place for every type
+        write(table, file)
+    except (pa.ArrowException, OverflowError) as error:  # not every format has a place for every value
+        column = next((name for name in table.column_names if not _fits(table.select([name]), write)), None)
+        what = "the rows" if column is None else f"column {column!r}"
+        got = f"of {table.schema.field(column).type} " if column is not None else ""
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
-            f"the rows must have types that {path.suffix[1:]} has: choose another ending: {reason}"
+            f"{what} must have values that {path.suffix[1:]} has a form for, got some {got}that it has not ({reason}): "
+            "choose another ending"
         ) from None
+
+
+def _fits(table: pa.Table, write: Callable[[pa.Table, BinaryIO], None]) -> bool:
+    try:
+        write(table, io.BytesIO())
+    except (pa.ArrowException, OverflowError):
+        return False
+    return True
 
 
 def _write_arrow(table: pa.Table, file: BinaryIO) -> None:

@@ -6,6 +6,7 @@ import re
 from typing import IO, cast
 
 from recollect.tables.reading.dialect import UnreadableError
+from recollect.tables.wording import option
 
 _BLOCK = 2**20
 _LOOKED_AT = 2**28  # bytes; beyond, a wrong byte is found when it is read
@@ -71,7 +72,8 @@ def _check_mostly_western(block: bytes, line: int, good: int, error: UnicodeDeco
         line += block[: error.start].count(b"\n")
         wrong = block[error.start : error.start + 1]
         raise UnreadableError(
-            f"{name!r} must be in utf-8 throughout, got the byte {wrong!r} in line {line:,}: mend it or pass --encoding"
+            f"{name!r} must be in utf-8 throughout, got the byte {wrong!r} in line {line:,}: mend it or "
+            f"pass {option('encoding')}"
         )
 
 
@@ -89,7 +91,7 @@ def _western(file: IO[bytes], error: UnicodeDecodeError, line: int, good: int, n
         byte = error.object[error.start : error.start + 1]
         raise UnreadableError(
             f"{name!r} must be in one encoding throughout, got the byte {byte!r} in line {wrong:,}, which is no utf-8, "
-            f"and letters of utf-8 {place}: mend it or pass --encoding"
+            f"and letters of utf-8 {place}: mend it or pass {option('encoding')}"
         )
     try:
         signs.decode("cp1252")
@@ -118,7 +120,7 @@ class Recoded(io.RawIOBase):
                 line = self._line + error.object[: error.start].count(b"\n")
                 raise UnreadableError(
                     f"{self._name!r} must be in {self._encoding}, got other bytes in line {line:,}: "
-                    "pass another --encoding"
+                    f"pass another {option('encoding')}"
                 ) from None
             text = text.replace("\r", "\n") if self._returns else text
             self._line += text.count("\n")

@@ -13,6 +13,7 @@ from recollect.tables.reading.characters import open_recoded
 from recollect.tables.reading.compression import open_content
 from recollect.tables.reading.cutting import block_bytes, cut
 from recollect.tables.reading.dialect import Dialect, Skipped, Source, UnreadableError
+from recollect.tables.wording import option
 
 _HEADER_BYTES = 2**22
 _TAIL_BYTES = 2**10
@@ -167,7 +168,7 @@ def _sentence(source: Source, columns: int, row: Any) -> str:
         )
     return (
         f"{place} {source.name!r} must have {columns} values, one per column, got {row.actual_columns} in {text!r}: "
-        "mend it, or pass --skip-bad-rows to leave such rows out"
+        f"mend it, or pass {option('skip_bad_rows', True)} to leave such rows out"
     )
 
 

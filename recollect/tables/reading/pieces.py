@@ -16,6 +16,7 @@ from recollect.tables.reading.dialect import Format, Skipped, Source, Unreadable
 from recollect.tables.reading.recognising import recognise
 from recollect.tables.reading.records import read_json, read_ndjson
 from recollect.tables.reading.sheets import read_xlsx
+from recollect.tables.wording import option
 
 READERS: dict[Format, Callable[[Source, Skipped], Iterator[pa.Table]]] = {
     "parquet": read_parquet,
@@ -52,7 +53,8 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
         raise
     except MemoryError:
         raise UnreadableError(
-            f"{source.name!r} must be readable in the memory there is: it is damaged, or needs a smaller --memory-limit"
+            f"{source.name!r} must be readable in the memory there is: it is damaged, or "
+            f"needs a smaller {option('memory_limit')}"
         ) from None
     except Exception as error:  # whatever a reader makes of a damaged file
         reason = " ".join(str(error).split()) or type(error).__name__

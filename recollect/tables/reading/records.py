@@ -15,6 +15,7 @@ import pyarrow.json
 from recollect.tables.reading.cutting import BLOCK_BYTES, cut
 from recollect.tables.reading.delimited import open_text
 from recollect.tables.reading.dialect import Skipped, Source, UnreadableError
+from recollect.tables.wording import option
 
 _DEEPEST = 100  # brackets within brackets: pyarrow's reader of JSON calls itself for each, until the stack ends
 _LARGEST = 2**28  # characters of one object, or of a file that is one object
@@ -202,7 +203,7 @@ def _check_lines(source: Source) -> None:
             got = f"{flaw} in {_short(line)!r}" if flaw else repr(_short(line))
             raise UnreadableError(
                 f"line {number:,} of {source.name!r} must be a JSON object, got {got}: "
-                "mend it, or pass --skip-bad-rows to leave such rows out"
+                f"mend it, or pass {option('skip_bad_rows', True)} to leave such rows out"
             ) from None
 
 

@@ -22,6 +22,7 @@ from typing import IO, Any
 from recollect.tables.reading.compression import ENDINGS
 from recollect.tables.reading.dialect import Reading, Source
 from recollect.tables.reading.recognising import SUFFIXES, recognise
+from recollect.tables.wording import option
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://.")
 STANDARD_INPUT = "-"
@@ -51,7 +52,7 @@ def found_at(patterns: Iterable[str]) -> list[tuple[str, Path | str]]:
         if pattern == STANDARD_INPUT:
             raise ValueError(
                 "the workers of a cluster read files and addresses, got standard input, which comes to this process "
-                "alone: write it to a file first, or leave out --cluster"
+                f"alone: write it to a file first, or leave out {option('cluster')}"
             )
         known = {realpath(where) for where in found if isinstance(where, Path)}
         some = [pattern] if _ADDRESS.match(pattern) else find_files([pattern])
