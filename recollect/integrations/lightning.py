@@ -40,6 +40,8 @@ class RehearsalCallback(Callback):  # type: ignore[misc]
         """Update the memory with the new examples, each once and in their order, however the loader shuffles."""
         if trainer.state.status.value != "running":
             return  # it was stopped by an error or by the user: not all of the data may have been trained on
+        if trainer.fast_dev_run:
+            return  # a few batches, to see that all is well
         loader = trainer.train_dataloader
         if isinstance(loader, Mapping | list | tuple):  # what was given to a CombinedLoader
             try:

@@ -102,6 +102,12 @@ def test_the_memory_is_shown_each_fit_once_and_the_loss_equals_the_one_by_hand(t
     assert memory.seen == 40 and torch.equal(memory.batch.ids, by_hand.batch.ids)
 
 
+def test_a_trial_run_of_a_batch_leaves_the_memory_as_it_was(tmp_path: Path) -> None:
+    memory = make_memory()
+    fitted(tmp_path, memory, Module(30, memory), DataLoader(task(30, 0), 10), fast_dev_run=True)
+    assert memory.seen == 0
+
+
 def test_the_memory_goes_into_the_checkpoint_and_comes_back_whole(tmp_path: Path) -> None:
     memory = make_memory()
     trainer = fitted(tmp_path, memory, Module(30, memory), DataLoader(task(30, 0), 10))
