@@ -259,7 +259,7 @@ def test_places_of_rows_are_those_in_the_files_whatever_was_left_out(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("recollect.tables.reading.records.BLOCK_BYTES", 1000)
-    monkeypatch.setattr("recollect.tables.reading.delimited.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("recollect.tables.reading.delimited.block_bytes", lambda columns: 1000)
     files = [write_with_gaps(tmp_path / f"{i}{suffix}", 300 * i) for i in range(3)]
     leaving = ["--target", "y", "--size", 50, "--drop-missing-target", "--skip-bad-rows", "--as", "place=ignored"]
     output = tmp_path / "out.parquet"
