@@ -3,6 +3,8 @@
 Differs from the paper: an example is also admitted while there is room, so that capacity is never left unused.
 """
 
+import heapq
+
 import torch
 from torch import nn
 
@@ -38,25 +40,30 @@ class ClassBalanced(Memory):
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
         labels = class_labels(torch.cat([held.targets, arrived.targets])).tolist()
-        seen_classes = set(self._state["classes"].tolist()) if len(held) else set()
-        members: dict[int, list[int]] = {label: [] for label in sorted(seen_classes)}
+        seen_classes = self._state["classes"].tolist() if len(held) else []
+        members: dict[int, list[int]] = {label: [] for label in seen_classes}
         for position in range(len(held)):
             members[labels[position]].append(position)
+        # The largest class first, ties broken by its number; sizes that have changed since are passed over.
+        by_size = [(-len(group), label) for label, group in members.items()]
+        heapq.heapify(by_size)
         count = len(held)
         keys = uniform_keys(self.seed, arrived.ids).tolist()
         for i, key in enumerate(keys):
             position = len(held) + i
             label = labels[position]
-            if label not in members:  # in the order of their numbers: by it ties are broken, however the stream is cut
-                members = dict(sorted([*members.items(), (label, [])]))
-            group = members[label]
+            group = members.setdefault(label, [])
             if count < self.capacity:
                 count += 1
             elif len(group) < self.capacity / len(members):
-                largest = max(members.values(), key=len)
-                largest.pop(int(key * len(largest)))
+                while -by_size[0][0] != len(members[by_size[0][1]]):
+                    heapq.heappop(by_size)
+                largest = by_size[0][1]
+                members[largest].pop(int(key * len(members[largest])))
+                heapq.heappush(by_size, (-len(members[largest]), largest))
             else:
                 continue
             group.append(position)
+            heapq.heappush(by_size, (-len(group), label))
         indices = torch.tensor(sorted(p for group in members.values() for p in group))
         return Choice(indices, self._in_proportion(held, arrived, indices), {"classes": torch.tensor(sorted(members))})
