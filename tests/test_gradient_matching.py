@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -604,11 +606,11 @@ def test_forgotten_examples_leave_the_target(options: dict[str, Any]) -> None:
     left = rows.sum(0) - rows[held].sum(0)
     assert float((memory.target - left).norm() / left.norm()) < 1e-6
     assert not set(held) & set(memory.batch.ids.tolist())
-    memory.forget(lost, inputs[lost], targets[lost])
+    memory.forget(np.array(lost, dtype=np.uint16), inputs[lost], targets[lost])
     left -= rows[lost].sum(0)
     assert float((memory.target - left).norm() / left.norm()) < 1e-6
     some = [*held, *lost]
-    assert memory.forget(some, inputs[some], targets[some]).tolist() == []  # nothing is taken out twice
+    assert memory.forget(pd.Series(some, index=lost + held), inputs[some], targets[some]).tolist() == []  # not twice
     assert float((memory.target - left).norm() / left.norm()) < 1e-6
     with pytest.raises(ValueError, match=r"^ids must differ where their examples are passed, got some twice"):
         memory.forget([59 if 59 not in memory.batch.ids else 58] * 2, inputs[:2], targets[:2])

@@ -9,6 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from recollect.arrays import as_tensor
 from recollect.batch import Batch, check_same_form
 from recollect.candidates import SHORTLIST, shortlisted
 from recollect.classes import ClassWeight, check_classes
@@ -367,7 +368,7 @@ class GradientMatching(Matching):
 
     def _check_given(self, ids: Any, given: Batch) -> Tensor:
         check_same_form(self.batch, given)
-        order = torch.as_tensor(ids).to(self.device)
+        order = as_tensor(ids, "ids").long().to(self.device)
         if len(order) != len(given):
             raise ValueError(f"inputs must be those of the {len(order)} ids, got {len(given)}")
         if len(order.unique()) < len(order):
