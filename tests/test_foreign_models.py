@@ -223,4 +223,6 @@ def test_complex_parameters_are_refused_with_what_works_instead() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             use()
+    projected = rc.GradientEmbedding(partial(Spectral, False), layers="last", inits=2, dim=5).embed(*data)
+    assert projected.dtype == torch.float32  # as the parameters that count are
     assert deviation(partial(Spectral, True), *data) < 1e-5

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -39,8 +40,9 @@ class Draw:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its gradients, which are not kept in half precision."""
-        return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+        """Of its gradients, which are not kept in half precision; other parameters may be of any type."""
+        counted = (p.dtype for name, p in self.model.named_parameters() if name in self.plan.shapes)
+        return reduce(torch.promote_types, counted, torch.float32)
 
     def nbytes(self) -> int:
         """About how much memory it takes."""
