@@ -2,7 +2,11 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
+import mypy.api
+
+import recollect as rc
 from tests.test_docs import ROOT
 
 HEAVY = ("sklearn", "scipy", "pandas", "polars", "pyarrow", "matplotlib", "typer", "rich", "jinja2", "transformers")
@@ -59,3 +63,18 @@ def test_every_module_can_be_imported_without_what_only_posix_has() -> None:
         "print(len(names))"
     )
     assert int(found) > 40
+
+
+def test_names_are_known_to_who_checks_types_and_others_are_refused(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    known = [*(f"rc.{name}" for name in rc.__all__), *(f"rc.tables.{name}" for name in rc.tables.__all__)]
+    program.write_text(
+        "\n".join(["import recollect as rc", "from recollect import tables", *known, "rc.nothing", "tables.nothing"])
+    )
+    ours = [ROOT / "recollect/__init__.py", ROOT / "recollect/tables/__init__.py"]
+    options = ["--follow-imports=skip", "--no-error-summary", f"--cache-dir={tmp_path}", "--config-file="]
+    out, err, _ = mypy.api.run([*options, *map(str, ours), str(program)])
+    assert not err
+    assert [line.partition("error: ")[2] for line in out.splitlines()] == [
+        'Module has no attribute "nothing"  [attr-defined]'
+    ] * 2

@@ -48,23 +48,24 @@ __all__ = [
     "write_table",
 ]
 
-__getattr__ = on_demand(
-    __name__,
-    {
-        "account": ["Account"],
-        "documents": ["Recovery", "Update"],
-        "encoding": ["Encoding"],
-        "examining": ["fit_encoding"],
-        "frames": ["columns", "select"],
-        "memory": ["TableMemory"],
-        "networks": ["load_network"],
-        "reading": ["Reading", "find_files", "pieces"],
-        "selecting": ["export_table", "select_rows"],
-        "settings": ["TABLE_MEMORIES", "Settings", "parse_bytes"],
-        "store": ["Store"],
-        "writing": ["WRITTEN", "write_table"],
-    },
-)
+if not TYPE_CHECKING:  # whoever checks types would take any name for one of ours
+    __getattr__ = on_demand(
+        __name__,
+        {
+            "account": ["Account"],
+            "documents": ["Recovery", "Update"],
+            "encoding": ["Encoding"],
+            "examining": ["fit_encoding"],
+            "frames": ["columns", "select"],
+            "memory": ["TableMemory"],
+            "networks": ["load_network"],
+            "reading": ["Reading", "find_files", "pieces"],
+            "selecting": ["export_table", "select_rows"],
+            "settings": ["TABLE_MEMORIES", "Settings", "parse_bytes"],
+            "store": ["Store"],
+            "writing": ["WRITTEN", "write_table"],
+        },
+    )
 
 
 def __dir__() -> list[str]:
