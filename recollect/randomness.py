@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from threading import RLock
 
 import numpy as np
 import torch
@@ -31,12 +32,22 @@ def generator(seed: int, *path: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(seed, *path))
 
 
+_SEEDING = RLock()
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Run a block with every global generator seeded, then put them all back as they were.
 
-    For code that is not ours and draws from the global state, such as the initialisers of `torch.nn`.
+    For code that is not ours and draws from the global state, such as the initialisers of `torch.nn`. As there is one
+    such state for all threads, one of them is in such a block at a time: others wait.
     """
+    with _SEEDING, _seeded(seed):
+        yield
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(range(torch.cuda.device_count())):  # all of them, without a warning that they are many

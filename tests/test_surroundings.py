@@ -5,6 +5,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import recollect as rc
+from recollect.embedding.initialisations import plain_attention
+from recollect.randomness import seeded
 
 LEARNERS: dict[str, Callable[..., rc.learners.Learner]] = {
     "gdumb": lambda make, **options: rc.GDumb(make, rc.Reservoir(20), **options),
@@ -412,3 +416,33 @@ def test_matching_error_refuses_what_is_random_as_select_does() -> None:
 def test_a_single_number_is_no_input() -> None:
     with pytest.raises(ValueError, match="inputs must have one row per example, got a single number"):
         rc.FineTune(make_model).predict(torch.tensor(1.0))
+
+
+def test_threads_that_seed_wait_for_one_another() -> None:
+    before, both_inside, drawn = randomness(), Event(), dict[int, Tensor]()
+
+    def draw(seed: int) -> None:
+        with seeded(seed):
+            if drawn:
+                both_inside.set()
+            drawn[seed] = torch.empty(0)
+            both_inside.wait(0.05)
+            drawn[seed] = torch.rand(3)
+
+    threads = [Thread(target=draw, args=(seed,)) for seed in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert randomness() == before
+    assert all(torch.equal(drawn[i], torch.rand(3, generator=torch.Generator().manual_seed(i))) for i in (0, 1))
+
+
+def test_what_several_threads_switch_off_is_on_again_after_the_last() -> None:
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(plain_attention())
+    second.enter_context(plain_attention())
+    first.close()
+    assert not torch.backends.mha.get_fastpath_enabled()
+    second.close()
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from recollect.batch import Inputs, forward, named_tensors
 from recollect.checks import check_number
 from recollect.randomness import seeded
+from recollect.sharing import Shared
 
 MakeModel: TypeAlias = Callable[[], nn.Module]
 """A function of no arguments that returns a freshly initialised model: each call is one draw."""
@@ -218,6 +219,7 @@ def takes_channels_last(model: nn.Module, inputs: Inputs) -> bool:
     return True
 
 
+@Shared
 @contextmanager
 def plain_attention() -> Iterator[None]:
     """Switch off the fused inference path of transformers, which bypasses the layers we listen to."""

@@ -2,6 +2,8 @@
 
 import heapq
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -15,6 +17,7 @@ from recollect.memories.choice import Choice
 from recollect.memories.features import Features, check_features, features_of
 from recollect.memories.memory import Memory
 from recollect.randomness import derive_seed, seeded
+from recollect.sharing import Shared
 
 Rows = NDArray[np.float32]  # (n, features)
 Numbers = NDArray[np.float64]  # (n,)
@@ -186,12 +189,11 @@ def represent(rows: Rows, weights: Numbers, count: int, seed: int) -> tuple[NDAr
     """
     if count >= len(rows):
         return np.arange(len(rows)), weights
-    threads = _one_thread()  # first, as it loads scikit-learn with care
+    threads = _threads()  # first, as it loads scikit-learn with care
     from sklearn.cluster import KMeans
 
-    with threads.limit(limits=1), warnings.catch_warnings():
-        # More than one thread would add up in another order each time.
-        warnings.simplefilter("ignore")  # that there are fewer clusters than asked for
+    # More than one thread would add up in another order each time. OpenMP asks each thread by itself, BLAS all at once.
+    with threads.limit(limits=1, user_api="openmp"), _quiet_with_one_thread():
         few = len(rows) <= min(count + count // _FEW, _MOST)
         start = _thinned(rows, weights, count) if few else _spread(rows, weights, count, np.random.default_rng(seed))
         fit = KMeans(len(start), init=rows[start], n_init=1, max_iter=_ROUNDS).fit(rows, sample_weight=weights)
@@ -245,8 +247,16 @@ def _thinned(rows: Rows, weights: Numbers, count: int) -> NDArray[np.int64]:
     return np.flatnonzero(np.isfinite(cost))
 
 
+@Shared
+@contextmanager
+def _quiet_with_one_thread() -> Iterator[None]:
+    with _threads().limit(limits=1, user_api="blas"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there are fewer clusters than asked for
+        yield
+
+
 @cache
-def _one_thread() -> Any:
+def _threads() -> Any:
     """What sets the threads of the libraries below NumPy and scikit-learn; looked for once, as that takes a while."""
     with seeded(0):  # one of the modules that it loads draws from Python's own generator
         import sklearn.cluster  # noqa: F401  # so that its libraries are there to be found
