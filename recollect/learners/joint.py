@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from recollect.batch import Batch
@@ -38,7 +39,8 @@ class Joint(Learner):
     def observe(self, inputs: Any, targets: Any, *, trained: nn.Module | None = None) -> None:
         arrived = check_batch(inputs, targets, self._everything)
         self._check(arrived)
-        self._everything = arrived if self._everything is None else self._everything.followed_by(arrived)
+        before = arrived.take(torch.arange(0)) if self._everything is None else self._everything
+        self._everything = before.followed_by(arrived)  # a copy: who passed them may use their place again
         self._trained = False
 
     def pending(self, inputs: Any = None, targets: Any = None) -> Task | None:

@@ -208,6 +208,15 @@ def test_a_memory_that_fails_changes_nothing(make: Callable[..., rc.Learner], mo
     assert torch.equal(learner.predict(inputs), untouched.predict(inputs))
 
 
+def test_a_learner_does_not_share_storage_with_what_it_was_given(make: Callable[..., rc.Learner]) -> None:
+    learner, (inputs, targets) = make(rc.Reservoir(60)), examples(30)
+    wanted = observe(make(rc.Reservoir(60)), batches=1).predict(inputs)
+    given = inputs.clone()
+    learner.observe(given, targets)
+    given.zero_()
+    assert torch.equal(learner.predict(inputs), wanted)
+
+
 def test_models_that_share_parts_with_a_live_one_leave_it_as_it_is(make: Callable[..., rc.Learner]) -> None:
     with torch.random.fork_rng():
         backbone = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
