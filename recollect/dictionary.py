@@ -177,7 +177,7 @@ class OnDisk(_InBlocks):
                 self._start = file.tell()
         except ValueError as error:
             raise ValueError(f"{str(path)!r} must be a NumPy file of embeddings, got something else: {error}") from None
-        if len(shape) != 2 or columns_first or dtype not in (np.float32, np.float64):
+        if len(shape) != 2 or 0 in shape or columns_first or dtype not in (np.float32, np.float64):
             raise ValueError(
                 f"{str(path)!r} must hold rows of float32 or float64 numbers, got shape {shape} of type {dtype}"
             )
@@ -190,7 +190,7 @@ class OnDisk(_InBlocks):
 
     @classmethod
     def write(cls, path: str | PathLike[str], blocks: Iterable[Tensor]) -> "OnDisk":
-        """Write rows as they come; the file is there whole or not at all."""
+        """Write rows as they come, in float32 unless they are in float64; the file is there whole or not at all."""
         path = Path(path)
         n = dim = 0
         dtype = np.dtype(np.float32)
@@ -198,7 +198,8 @@ class OnDisk(_InBlocks):
             for block in blocks:
                 if not len(block):
                     continue
-                rows = np.ascontiguousarray(block.detach().cpu().numpy())
+                block = block.detach().cpu()
+                rows = np.ascontiguousarray((block if block.dtype == torch.float64 else block.float()).numpy())
                 if not n:
                     dim, dtype = rows.shape[1], rows.dtype
                     _write_header(file, 0, dim, dtype)
@@ -209,6 +210,8 @@ class OnDisk(_InBlocks):
                     )
                 file.write(rows.data)
                 n += len(rows)
+            if not n:
+                raise ValueError("there must be rows to write, got none")
             file.seek(0)
             _write_header(file, n, dim, dtype)
         return cls(path)

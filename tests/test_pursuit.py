@@ -411,7 +411,10 @@ def test_empty_blocks_are_no_rows_of_a_file_and_others_must_be_alike(tmp_path: P
     for other in (torch.ones(2, 4), some.double()):
         with pytest.raises(ValueError, match=r"all rows must have the 3 numbers of float32 that the first have, got"):
             OnDisk.write(tmp_path / "rows.npy", [some, other])
+    with pytest.raises(ValueError, match=r"there must be rows to write, got none"):
+        OnDisk.write(tmp_path / "rows.npy", [nothing])
     assert len(OnDisk(tmp_path / "rows.npy")) == 4  # as it was
+    assert OnDisk.write(tmp_path / "rows.npy", [some.bfloat16()]).dtype == torch.float32
 
 
 def test_a_truncated_file_of_embeddings_is_refused(tmp_path: Path) -> None:
@@ -419,9 +422,10 @@ def test_a_truncated_file_of_embeddings_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match="must hold 10 rows, got a file that ends before: it is truncated"):
         OnDisk(path)
-    np.save(tmp_path / "ints.npy", np.ones((3, 4), dtype=np.int64))
-    with pytest.raises(ValueError, match="must hold rows of float32 or float64 numbers"):
-        OnDisk(tmp_path / "ints.npy")
+    for wrong in (np.ones((3, 4), dtype=np.int64), np.ones((0, 4)), np.ones((3, 0))):
+        np.save(tmp_path / "wrong.npy", wrong)
+        with pytest.raises(ValueError, match="must hold rows of float32 or float64 numbers"):
+            OnDisk(tmp_path / "wrong.npy")
 
 
 @pytest.mark.parametrize("bias", [True, False])
