@@ -24,7 +24,8 @@ def as_tensor(value: Any, what: str) -> Tensor:
             raise ValueError(f"{what} must fit into 64 bits with a sign, got larger numbers")
     if tensor.dtype not in _NUMBERS:
         raise ValueError(f"{what} must be real numbers, got type {tensor.dtype}")
-    return tensor
+    # Of what was made in inference mode, such as a teacher's labels, autograd keeps nothing: a copy is as any other.
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def kind_of(tensor: Tensor) -> str:

@@ -115,6 +115,20 @@ def test_inference_mode_is_refused_in_one_sentence_where_gradients_are_needed() 
                 call()
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_labels_that_were_made_in_inference_mode_are_as_others(soft: bool) -> None:
+    inputs, targets = examples()
+    targets = nn.functional.one_hot(targets, 3).float() if soft else targets
+    with torch.inference_mode():  # as a teacher's are
+        made = inputs.clone(), targets.clone()
+    wanted = rc.select(make_model, inputs, targets, 20, inits=3)
+    assert torch.equal(rc.select(make_model, *made, 20, inits=3).indices, wanted.indices)
+    memory = rc.LocalGradientMatching(20)
+    with torch.random.fork_rng():
+        memory.update(*made, model=make_model())
+    assert not memory.batch.targets.is_inference()
+
+
 def test_choosing_and_measuring_are_the_same_where_gradients_are_off() -> None:
     data = examples()
     chosen = rc.select(make_model, *data, 20, inits=3)
