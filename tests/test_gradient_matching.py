@@ -659,6 +659,18 @@ def test_a_stream_of_unknown_length_is_chosen_from_as_if_it_came_at_once(monkeyp
         assert torch.equal(whole.batch.weights, passing.batch.weights)
 
 
+@pytest.mark.parametrize("first", [2, 300])
+def test_streams_beside_small_updates_are_taken_as_if_they_came_at_once(first: int) -> None:
+    whole, passing = (rc.GradientMatching(make_model, 40, inits=2, shortlist=2) for _ in range(2))
+    for seed, count in enumerate([first, 4, 3, 250, *[5, 8, 2] * 6, 100]):
+        inputs, targets = examples(count, seed=seed)
+        whole.update(inputs, targets)
+        passing.update([(inputs[i : i + 2], targets[i : i + 2]) for i in range(0, count, 2)])
+        assert torch.equal(whole.batch.ids, passing.batch.ids)
+        assert torch.equal(whole.batch.weights, passing.batch.weights)
+        assert whole.error == passing.error
+
+
 def test_what_was_forgotten_stays_known_to_later_choices_and_merged_memories() -> None:
     first, second = (rc.GradientMatching(make_model, 12, inits=2, dim=50) for _ in range(2))
     inputs, targets = examples(60)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
+from itertools import chain
 from typing import Any, Self
 
 import torch
@@ -125,20 +126,20 @@ class Matching(Memory):
         else:
             self._commit(held, arrived, self.revise(held, arrived, candidates), count)
 
-    def _take_arrivals(self, arrivals: Arrivals) -> None:
-        held, arrived = self._beside_held(arrivals.candidates)
-        if self._choosing.has_room(len(held), arrivals.count):
-            self._let_wait(held, arrived, arrivals.count, arrivals)
-        else:
-            choice = self.revise(held, arrived, arrivals=arrivals)
-            self._commit(held, arrived, choice, arrivals.count, arrivals.count)
+    def _take_arrivals(self, before: Self, arrivals: Arrivals) -> None:
+        """Choose, from what a copy holds as it was before these arrived, and from them."""
+        held, arrived = before._beside_held(arrivals.candidates)
+        choice = before.revise(held, arrived, arrivals=arrivals)
+        before._commit(held, arrived, choice, arrivals.count, arrivals.count)
+        self._batch, self._state, self.seen = before._batch, before._state, before.seen
+        self._prepared = before._prepared
 
-    def _let_wait(self, held: Batch, arrived: Batch, count: int, arrivals: Arrivals | None = None) -> None:
+    def _let_wait(self, held: Batch, arrived: Batch, count: int) -> None:
         """Hold what arrived, as it came, without a look at its gradients until the next choice.
 
         Many small updates end here, so it is done without a detour by `revise`.
         """
-        embedding, prepared = self._ready(arrived, arrivals=arrivals)
+        embedding, prepared = self._ready(arrived)
         embedding.check(arrived.inputs, arrived.targets, prepared)
         before = self._state.get("waiting")
         waiting = torch.tensor(len(arrived)).to(self.device) if before is None else before + len(arrived)
@@ -196,9 +197,7 @@ class Matching(Memory):
         embedding, prepared = before._known()
         options: dict[str, Any] = {"seed": self.seed, "processors": processors, "progress": self.progress}
         arrivals = look_over(embedding, pieces, load, limit, first_id=before.seen, prepared=prepared, **options)
-        before._take_arrivals(arrivals)
-        self._batch, self._state, self.seen = before._batch, before._state, before.seen
-        self._prepared = before._prepared
+        self._take_arrivals(before, arrivals)
 
     def _before_those_that_wait(self) -> tuple[Self, Batch]:
         """A copy as it was before those came that wait for a choice, and these.
@@ -215,19 +214,30 @@ class Matching(Memory):
             before._state[TOTAL] = self._total_without(len(waiting))
         return before, waiting
 
-    def _pass_over(self, stream: Incoming) -> Arrivals:
-        """Look at each example once, on the way in."""
-        embedding, prepared = self._known()
-        return one_pass(
+    def _take_stream(self, stream: Incoming) -> None:
+        """Look at each example once, on the way in; if they are few, as if they had come whole."""
+        batches = stream.batches(self.seen, like=self._batch)
+        first, count = [next(batches)], 0
+        while self._choosing.room(count := sum(map(len, first))) and (batch := next(batches, None)) is not None:
+            first.append(batch)
+        if self._choosing.room(count):
+            self._take_in(*self._beside_held(Batch.joined(first)), count)
+            return
+        before, waiting = self._before_those_that_wait()
+        if len(waiting):  # as if they came now
+            first.insert(0, waiting.to(first[0].ids.device))
+        embedding, prepared = before._known()
+        arrivals = one_pass(
             embedding,
-            stream.batches(self.seen, like=self._batch),
+            chain(first, batches),
             shortlist_length(self.capacity, self._shortlist),
-            fewer=self._limit,
+            fewer=before._limit,
             seed=self.seed,
             length=stream.length,
             prepared=prepared,
             progress=self.progress,
         )
+        self._take_arrivals(before, arrivals)
 
     def _limit(self, count: int) -> int:
         """How many of so many examples that arrive are candidates at most."""

@@ -262,7 +262,7 @@ class GradientMatching(Matching):
             return
         in_passing = candidates is None and self._shortlist is not None and self._choosing.all_alike
         if isinstance(source, Incoming) and in_passing:
-            self._take_arrivals(self._pass_over(source))
+            self._take_stream(source)
             return
         arriving = self._arriving(source, weights)
         if candidates is not None:
