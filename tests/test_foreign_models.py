@@ -38,9 +38,11 @@ def one_by_one(embedding: rc.GradientEmbedding, inputs: Tensor, targets: Tensor)
     return torch.cat(blocks, 1) / math.sqrt(embedding.inits)
 
 
-def deviation(make_model: Any, inputs: Tensor, targets: Tensor, **options: Any) -> float:
-    """How far embeddings, and their sum, are from the truth."""
+def deviation(make_model: Any, inputs: Tensor, targets: Tensor, *, first: int = 0, **options: Any) -> float:
+    """How far embeddings, and their sum, are from the truth; so many examples may have been seen first."""
     embedding = rc.GradientEmbedding(make_model, inits=2, projection=None, **options)
+    if first:
+        embedding.embed(inputs[:first], targets[:first])
     rows, total = embedding.embed(inputs, targets).double(), embedding.total(inputs, targets)
     truth = one_by_one(embedding, inputs, targets)
     return max(float((rows - truth).norm()), float((total - truth.sum(0)).norm())) / float(truth.norm())
@@ -154,6 +156,37 @@ class Places(nn.Module):
 
 def test_vectors_for_each_place_are_on_the_fast_path() -> None:
     assert deviation(Places, *tokens()) < 1e-5  # a warning would be an error
+
+
+class Halves(nn.Module):
+    """Both halves of all inputs pass through one layer, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.body(torch.cat([x[:, :4], x[:, 4:]])).relu().chunk(2)
+        return self.head(torch.cat([left, right], 1))  # type: ignore[no-any-return]
+
+
+class Gain(nn.Module):
+    """A number that multiplies all outputs, and one that is added to each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        self.gain, self.shift = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.gain + self.shift  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("make_model", [Halves, Gain])
+@pytest.mark.filterwarnings("ignore:some gradients are computed by torch.func")
+def test_gradients_are_right_whatever_few_examples_came_first(make_model: Any, first: int) -> None:
+    assert deviation(make_model, *examples(), first=first) < 1e-5
 
 
 def plain() -> nn.Sequential:

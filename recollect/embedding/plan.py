@@ -166,15 +166,17 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
 
 
 def _probes(inputs: Inputs, targets: Tensor) -> list[Probe]:
-    """The first examples, and some of all that there are, neither ascending nor descending."""
+    """The first examples, and some of all that there are, neither ascending nor descending.
+
+    Where there are fewer, some come again: with a single one, any place would do for the examples.
+    """
     n = len(targets)
-    spread = torch.linspace(0, n - 1, min(len(_MIXED), n)).round().long()
-    mixed = spread[[place for place in _MIXED if place < len(spread)]]
+    spread = torch.linspace(0, n - 1, len(_MIXED)).round().long()
 
     def some(rows: Tensor) -> Probe:
         return Probe(map_inputs(lambda t: t[rows.to(t.device)], inputs), targets[rows.to(targets.device)])
 
-    return [some(torch.arange(min(PROBES, n))), some(mixed)]
+    return [some(torch.arange(PROBES) % n), some(spread[list(_MIXED)])]
 
 
 def owner(parameter: str) -> str:
