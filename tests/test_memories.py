@@ -3,6 +3,7 @@
 import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import recollect as rc
+from recollect.embedding.plan import Plan, make_plan
 from recollect.memories.herding import fair_shares, herd
 from recollect.memories.local_embedding import embed_at
 from recollect.randomness import uniform_keys
@@ -413,9 +415,44 @@ def test_the_seed_decides_how_local_gradients_are_projected() -> None:
     with torch.random.fork_rng():
         model = torch.nn.Linear(3, 4)
     batch = rc.Batch.arriving(torch.ones(2, 3), torch.tensor([0, 1]))
-    first, again, other = (embed_at(model, batch.take(torch.arange(0)), batch, seed=seed, dim=5) for seed in (0, 0, 1))
+    first, again, other = (
+        embed_at(model, batch.take(torch.arange(0)), batch, {}, seed=seed, dim=5)[0] for seed in (0, 0, 1)
+    )
     assert torch.equal(first, again)
     assert not torch.allclose(first, other)
+
+
+@pytest.mark.parametrize("kind", [rc.GSS, rc.LocalGradientMatching])
+def test_how_gradients_of_a_model_are_computed_is_decided_once(
+    kind: "type[rc.Memory]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[object] = []
+
+    def counting(*arguments: Any) -> Plan:
+        made.append(arguments)
+        return make_plan(*arguments)
+
+    monkeypatch.setattr("recollect.embedding.gradients.make_plan", counting)
+    memory: Any = kind(5)
+    with torch.random.fork_rng():
+        model, wider = rc.models.mlp(1, 4, hidden=(8,)), rc.models.mlp(1, 5, hidden=(8,))
+    for _ in range(3):  # trained meanwhile, and saved
+        memory.update(*numbers(10), model=model)
+        memory.save(tmp_path)
+        memory = rc.load_memory(tmp_path)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+    assert len(made) == 1
+    model.requires_grad_(False).get_submodule("1").requires_grad_(True)
+    for other in (model, wider):  # others are trained, or there are others
+        for _ in range(2):
+            memory.update(*numbers(10), model=other)
+    assert len(made) == 3
+    held = memory.batch
+    rows, plan = embed_at(wider, held.take(torch.arange(0)), held, memory._state, seed=0, dim=50)
+    anew, same = embed_at(wider, held.take(torch.arange(0)), held, {}, seed=0, dim=50)
+    assert torch.equal(rows, anew) and torch.equal(plan["plan"], same["plan"])
 
 
 @pytest.mark.parametrize("local", [True, False])
@@ -467,7 +504,7 @@ def test_local_matching_counts_whole_weights_as_copies() -> None:
     copied.update(inputs.repeat_interleave(counts, 0), targets.repeat_interleave(counts), model=model)
     nothing = weighted.batch.take(torch.arange(0))
     sums = [
-        m.batch.weights.double() @ embed_at(model, nothing, m.batch, dim=50, seed=0).double()
+        m.batch.weights.double() @ embed_at(model, nothing, m.batch, {}, dim=50, seed=0)[0].double()
         for m in (weighted, copied)
     ]
     assert float((sums[0] - sums[1]).norm() / sums[1].norm()) < 0.02

@@ -170,7 +170,7 @@ def test_losses_of_classes_and_memories_that_look_at_the_learner_are_not_scaled(
         assert torch.equal(*found)
     model = draw_model(NETWORKS["mlp"], 0)
     batch = rc.Batch.arriving(inputs, targets)
-    local = embed_at(model, batch.take(torch.arange(0)), batch, seed=0, loss="squared_error", projection=None)
+    local, _ = embed_at(model, batch.take(torch.arange(0)), batch, {}, seed=0, loss="squared_error", projection=None)
     plain = rc.GradientEmbedding(
         lambda: copy.deepcopy(model), loss="squared_error", inits=1, projection=None, scale_outputs=False
     )

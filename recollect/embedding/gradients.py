@@ -384,10 +384,10 @@ class GradientEmbedding:
             scales.append(scaled_loss(model, inputs, scale, self._losses, squared=self._loss is squared_error))
         return tuple(scales)
 
-    def restore(self, tensors: Mapping[str, Tensor]) -> Prepared:
+    def restore(self, tensors: Mapping[str, Tensor], *, trained: bool = False) -> Prepared:
         """What was prepared before, from `Prepared.tensors`; no data are needed.
 
-        Refused if `make_model` draws other models than it did.
+        Refused if `make_model` draws other models than it did, unless these have been trained since.
         """
         about = json.loads(bytes(tensors["plan"].tolist()))
         statistics: tuple[dict[str, Tensor], ...] = tuple({} for _ in range(self.inits))
@@ -398,7 +398,7 @@ class GradientEmbedding:
             outputs, targets = (tensors[name].to(self.device) for name in ("output scales", "target scale"))
             scales = tuple(ScaledLoss(self._losses, one, targets) for one in outputs)
         prepared = self._assembled(Plan.from_data(about["plan"]), statistics, scales, stacked=about["stacked"])
-        if not alike(prepared.fingerprint, tensors["fingerprint"]):
+        if not (trained or alike(prepared.fingerprint, tensors["fingerprint"])):
             raise ValueError(OTHER_MODELS)
         return prepared
 

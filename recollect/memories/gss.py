@@ -57,7 +57,8 @@ class GSS(Memory):
         self._loss = loss
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        directions = embed_at(model, held, arrived, loss=self._loss, dim=self._dim, seed=self.seed)
+        options: dict[str, Any] = {"loss": self._loss, "dim": self._dim, "seed": self.seed}
+        directions, plan = embed_at(model, held, arrived, self._state, **options)
         directions = nn.functional.normalize(directions, dim=1)
         kept = list(range(len(held)))
         scores = self._state["scores"].tolist() if len(held) else []
@@ -89,7 +90,7 @@ class GSS(Memory):
             pool[slot], C[slot] = rows[position], c
         indices, order = torch.tensor(kept).sort()
         weights = self._in_proportion(held, arrived, indices)
-        return Choice(indices, weights, {"scores": torch.from_numpy(C[: len(kept)])[order]})
+        return Choice(indices, weights, {"scores": torch.from_numpy(C[: len(kept)])[order], **plan})
 
     def options(self) -> dict[str, Any]:
         return plain_options({"comparisons": self._comparisons, "loss": self._loss, "dim": self._dim})

@@ -91,16 +91,16 @@ class LocalGradientMatching(Memory):
         embedding_at(nn.Module, seed=self.seed, **self._gradients)  # refuses options that cannot be
 
     def choose(self, held: Batch, arrived: Batch, model: nn.Module | None) -> Choice:
-        embeddings = embed_at(model, held, arrived, seed=self.seed, **self._gradients)
+        embeddings, plan = embed_at(model, held, arrived, self._state, seed=self.seed, **self._gradients)
         if self.seen + len(arrived) <= self.capacity:
-            return Choice(torch.arange(len(embeddings)), self._own(held, arrived))
+            return Choice(torch.arange(len(embeddings)), self._own(held, arrived), plan)
         new = embeddings[len(held) :]
         target = sum_rows(new.double() * arrived.weights.to(new)[:, None] if arrived.weighted else new)
         target += held.weights.double().to(embeddings.device) @ embeddings[: len(held)].double()
         size = min(self.capacity, len(embeddings))
         coreset = pursue(embeddings, size, target=target, count=self._total(arrived), **self._pursuit)
         indices, order = coreset.indices.sort()
-        return Choice(indices, coreset.weights[order])
+        return Choice(indices, coreset.weights[order], plan)
 
     def options(self) -> dict[str, Any]:
         return plain_options({**self._gradients, **self._pursuit})
