@@ -110,6 +110,14 @@ def test_one_wrong_byte_does_not_make_a_text_another_encoding(tmp_path: Path, mo
     assert read(path).column("x").to_pylist()[-1] == "café"
 
 
+def test_a_text_with_control_characters_is_taken_once_its_encoding_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"x,y\n1,a\n2,\x07b\n")
+    with pytest.raises(ValueError, match=r"such as b'\\x07' in line 3: pass .*encoding='utf-8'.* if it is text all"):
+        read(path)
+    assert read(path, encoding="utf-8").column("y").to_pylist() == ["a", "\x07b"]
+
+
 def test_a_file_half_in_utf_8_and_half_in_latin_1_is_refused_with_both_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +208,12 @@ def test_a_title_above_the_names_of_columns_is_told_of_and_not_what_would_leave_
     path.write_text("Sales,of 2024\n\nx,y,z\n1,a,0\n2,b,0\n")
     with pytest.raises(ValueError, match=r"at least one row, got none that .*: the names of the columns must be the f"):
         read(path, skip_bad_rows=True)
+    path.write_text("Sales of 2024;;\nx;y;z\n1;a;0\n2;b;0\n")
+    with pytest.raises(ValueError, match=r"names, got 2 of 3 without one: remove what stands above the names"):
+        read(path)
+    path.write_text("0.5,1,1\n0.7,1,0\n")
+    with pytest.raises(ValueError, match=r"got '1' more than once: the first line must hold the names of the columns"):
+        read(path)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)

@@ -31,7 +31,11 @@ def recognise_encoding(file: IO[bytes], name: str) -> str:
     if wide := _without_mark(head):
         return wide
     if control := _CONTROL.search(head):
-        raise UnreadableError(f"{name!r} must be a table, got bytes that are no text, such as {control[0]!r}")
+        place = f"in line {head[: control.start()].count(_NEWLINE) + 1:,}"
+        raise UnreadableError(
+            f"{name!r} must be a table, got bytes that are no text, such as {control[0]!r} {place}: "
+            f"pass {option('encoding', 'utf-8')} if it is text all the same"
+        )
     decoder = codecs.getincrementaldecoder("utf-8")()
     block, size, line, good = head, 0, 1, 0
     try:

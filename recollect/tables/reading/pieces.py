@@ -1,5 +1,6 @@
 """Any file to pieces of rows, or to one sentence that says why not."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -159,7 +160,16 @@ def _decoded(kind: pa.DataType) -> pa.DataType:
 
 def _check_names(source: Source, schema: pa.Schema) -> None:
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
-    if twice:
+    if not twice:
+        return
+    has_first_line = source.dialect.format in ("csv", "xlsx")
+    if has_first_line and "" in twice:
         raise UnreadableError(
-            f"the columns of {source.name!r} must have different names, got {twice[0]!r} more than once: rename one"
+            f"the columns of {source.name!r} must have names, got {schema.names.count('')} of {len(schema.names)} "
+            "without one: remove what stands above the names, which must be the first line, or name each column"
         )
+    unnamed = has_first_line and all(re.fullmatch(r"[+-]?[\d.,]+", name) for name in schema.names)
+    raise UnreadableError(
+        f"the columns of {source.name!r} must have different names, got {twice[0]!r} more than once: "
+        f"{'the first line must hold the names of the columns' if unnamed else 'rename one'}"
+    )
