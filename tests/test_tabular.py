@@ -1519,6 +1519,17 @@ def test_clustered_rows_that_are_fewer_than_asked_for_say_why(tmp_path: Path, ca
     assert pyarrow.parquet.read_table(output).column("weight").to_pylist() == [20.0, 20.0]
 
 
+def test_places_that_stay_free_for_the_next_rows_are_not_said_to_lack_rows(tmp_path: Path, capsys: Any) -> None:
+    store = make_store(tmp_path / "s", size=20)
+    table = make_table()
+    for name, rows in (("a", table), ("b", table.slice(7, 1))):
+        capsys.readouterr()
+        assert run("update", store.folder, save(rows, tmp_path / f"{name}.parquet")) == 0
+    told = capsys.readouterr().out
+    assert "15 kept of 121 seen" in told
+    assert "5 rows fewer than asked for, as some places stay free for the next rows where few come at a time" in told
+
+
 def test_a_dry_run_shows_the_columns_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = save(make_table(), tmp_path / "a.csv")
     before = sorted(tmp_path.iterdir())

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from recollect.tables.wording import option
@@ -40,8 +39,7 @@ def sentences(source: "Source", done: "Update", settings: "Settings", first: boo
     elif done.read_as != next(iter(done.account.files.values()), done.read_as):
         yield f"  read as {done.read_as}"
     yield from (f"  {sentence}" for sentence in done.taken.drift.sentences())
-    size = min(settings.size, done.seen)
-    found = remarks(done.taken, done.kept, replace(settings, size=size), "a new store with ", done.scarce)
+    found = remarks(done.taken, done.kept, settings, "a new store with ", done.scarce, done.seen)
     yield from (f"  {remark}" for remark in found)
 
 
@@ -62,7 +60,12 @@ def scarce(held: "TableMemory", came: Mapping[str, int]) -> dict[str, int]:
 
 
 def remarks(
-    taken: "Taken", kept: int, settings: "Settings", where: str = "", few: Mapping[str, int] | None = None
+    taken: "Taken",
+    kept: int,
+    settings: "Settings",
+    where: str = "",
+    few: Mapping[str, int] | None = None,
+    seen: int | None = None,
 ) -> Iterator[str]:
     """What was left out, what is missing among the kept, and why there are fewer than asked for.
 
@@ -72,18 +75,22 @@ def remarks(
         settings: what was asked for.
         where: what advised options are for, as a store that has taken in files has its own.
         few: what `scarce` found.
+        seen: how many rows have come to a store, which may be filled later.
     """
     if taken.skipped:
         yield f"{counted(taken.skipped, 'row')} left out that could not be read"
     if taken.unlabelled:
         yield f"{counted(taken.unlabelled, 'row')} left out, as the target is missing"
-    if kept < settings.size:
+    size = settings.size if seen is None else min(settings.size, seen)
+    if kept < size:
         reason = "no other row brings their gradients nearer to those of all"
-        if kept >= taken.rows:
+        if kept >= taken.rows and seen is None:
             reason = "there are no more"
         elif settings.memory == "clustering":
             reason = "no others differ from these"
-        yield f"{counted(settings.size - kept, 'row')} fewer than asked for, as {reason}"
+        elif seen is not None and _leaves_room(taken, settings):
+            reason = "some places stay free for the next rows where few come at a time"
+        yield f"{counted(size - kept, 'row')} fewer than asked for, as {reason}"
     classes, least = len(taken.class_counts), settings.min_per_class
     if classes * least > settings.size:
         yield f"some classes keep fewer than {least} rows, as {classes} of them have {settings.size} places"
@@ -100,6 +107,13 @@ def remarks(
             f"only {counts}{more} kept, too few for most models to learn from; "
             f"{where}{matched}{option('min_per_class', places)} keeps more"
         )
+
+
+def _leaves_room(taken: "Taken", settings: "Settings") -> bool:
+    """Whether gradient matching leaves places free for what comes next, as so few rows came."""
+    from recollect.memories.gradient_matching.choosing import ROOM
+
+    return taken.rows <= settings.size // ROOM and settings.class_weight is None and not settings.min_per_class
 
 
 def _keeping(classes: int, settings: "Settings") -> str:
