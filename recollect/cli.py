@@ -189,14 +189,17 @@ def datasets() -> None:
 add_commands(app)
 
 
-_INTERRUPTED = dict.fromkeys(("run", "reproduce"), "results so far are kept: the same command goes on from there")
+_STOPPED = {
+    **dict.fromkeys(("run", "reproduce"), "results so far are kept: the same command goes on from there"),
+    "update": "the store is as it was before this file",
+}
 _NO_MEMORY = "there must be memory enough for this, got no more: pass a smaller --memory-limit or a smaller --size"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command; bad input ends with exit code 2 and one line, an interrupt with 130 and one line."""
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    stopped = _INTERRUPTED.get(arguments[0], "nothing was changed")
+    stopped = _STOPPED.get(arguments[0], "nothing was changed")
     wrong: str | None = None
     code = 2
     try:

@@ -731,8 +731,9 @@ def test_a_full_disk_ends_an_update_in_one_sentence_and_leaves_the_store_as_it_w
             with pytest.raises(SystemExit) as caught:
                 main(arguments)
             assert caught.value.code == code
-        no_room = "there must be room on the disk, got no more: free some and try again; nothing was changed"
-        assert capsys.readouterr().err == f"recollect: {no_room}\n"
+        no_room = "there must be room on the disk, got no more: free some and try again"
+        assert capsys.readouterr().err == f"recollect: {no_room}; the store is as it was before this file\n"
+        assert not list((disk / "store").glob("generation-*"))
         assert run("inspect", disk / "store") == 0
         assert "0 rows" in capsys.readouterr().out
     finally:

@@ -370,6 +370,17 @@ class Store:
         before = self.number()
         self._remove_all_but(before)
         number = before + 1
+        try:
+            self._write(number, held, files)
+            self._name(number)
+        except BaseException:
+            with contextlib.suppress(ValueError, OSError):
+                if self.number() == before:  # else it was named, and counts
+                    shutil.rmtree(self.generation(number), ignore_errors=True)
+            raise
+
+    def _write(self, number: int, held: TableMemory, files: list[Entry]) -> None:
+        """Write a generation, which does not count before it is named."""
         new = self.generation(number)
         new.mkdir()
         rows = rows_content(held.placed())
@@ -383,7 +394,6 @@ class Store:
         # There may be thousands of files, so they are not copied.
         document = asdict(replace(state, files=[])) | {"files": [vars(entry) for entry in files]}
         write_atomically(new / "state.json", seal(document))
-        self._name(number)
 
     def _name(self, number: int) -> None:
         """Make a generation the one that counts."""
