@@ -64,6 +64,11 @@ def test_a_class_without_rows_is_named_with_what_to_do() -> None:
     assert "No row is kept" not in page(found(2, {"fine": (100, 3)}))
 
 
+def test_names_that_would_turn_the_line_around_are_written_out() -> None:
+    text = page(found(1, {"a\u202ebc\n": (100, 3), "שלום": (5, 1)}))
+    assert "a\\u202ebc\\n" in text and "\u202e" not in text and "שלום" in text
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_fits_a_screen_and_a_phone(browser: Any, width: int, tmp_path: Path) -> None:
     path = tmp_path / "store.html"

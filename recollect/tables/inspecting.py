@@ -14,7 +14,7 @@ from rich.table import Table
 
 from recollect.tables.account import Account, Described
 from recollect.tables.store import Store
-from recollect.terminal import cell
+from recollect.terminal import cell, printable
 
 _INK = "#1f6fb4"
 _LOST = "#b3261e"
@@ -99,7 +99,13 @@ def terminal_tables(found: dict[str, Any]) -> list[Table]:
 def page(found: dict[str, Any]) -> str:
     """The same as one page with plots that needs no network; whatever came from outside is escaped."""
     template = resources.files("recollect.tables").joinpath("inspect.html.j2").read_text("utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True,
+        finalize=lambda value: printable(value) if isinstance(value, str) else value,  # or a name could turn a line
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     return environment.from_string(template).render(
         found=found, plots=_plots(found), lost=[entry["name"] for entry in found["classes"] if not entry["kept"]]
     )
