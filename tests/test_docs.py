@@ -122,6 +122,19 @@ def test_the_page_of_memories_tells_what_the_results_of_experience_replay_say() 
             assert text == (f"{means} ({cells[0].seeds})" if cells[0] else "not run"), (name, memory)
 
 
+@needs_results
+def test_the_page_of_memories_tells_what_the_results_of_larger_memories_say() -> None:
+    found = summarise(open_store(ROOT / "results" / "paper.jsonl").read())
+    page = (ROOT / "docs" / "guides" / "which-memory.md").read_text()
+    lines = re.findall(r"^\| (500|2000|5000) \| (.*) \|$", page, re.MULTILINE)
+    assert len(lines) == 3
+    for size, told in lines:
+        for name, text in zip(("covertype", "ldpa", "walking-activity"), told.split(" | "), strict=True):
+            cells = [found["gdumb", name, memory, int(size)] for memory in ("recollect", "clustering")]
+            means = ", ".join(f"{cell.mean:.1f}" for cell in cells)
+            assert text == f"{means} ({cells[0].seeds})", (name, size)
+
+
 COUNT = r"better in (\d+)( of \d+)? cells, level in (\d+) and worse in (\d+)"
 
 
