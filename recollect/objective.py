@@ -14,7 +14,7 @@ from recollect.classes import COUNTED, ClassWeight, Tally, check_classes, class_
 from recollect.embedding import Init, MakeModel, ScaleOutputs, calibrate_norms, draw_model
 from recollect.embedding.initialisations import CALIBRATION_ROWS, check_init, check_not_lazy
 from recollect.embedding.plain import gradients_of
-from recollect.embedding.plan import check_real, check_repeatable
+from recollect.embedding.probing import check_real, check_repeatable
 from recollect.embedding.scaling import TargetScale, check_scale_outputs, scaled_loss, scales
 from recollect.losses import LossFunction, check_labels, check_losses, get_loss, squared_error
 from recollect.numerics import full_precision

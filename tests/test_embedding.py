@@ -15,7 +15,8 @@ from recollect.dictionary import Factored, InMemory
 from recollect.embedding import ProjectionName, draws
 from recollect.embedding.initialisations import draw_model, plain_attention
 from recollect.embedding.layers import Use
-from recollect.embedding.plan import PROBES, Unit
+from recollect.embedding.plan import Unit
+from recollect.embedding.probing import PROBES
 from recollect.embedding.projections import Kronecker, Projection, Sparse
 from tests.networks import LABELS, NETWORKS, Bilinear
 from tests.oracles import dense, gradients_by_torch_func

@@ -2,60 +2,30 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import resolve_name
 
-from recollect.batch import Inputs, forward, map_inputs
+from recollect.batch import Inputs
+from recollect.embedding.counted import Layers, counted_modules, owner
 from recollect.embedding.layers import RULES, FactorRule, Use
 from recollect.embedding.listening import Heard, Key, Layout, arranged, fits, key_of, listen
-from recollect.embedding.plain import gradients_by_autograd, gradients_of
+from recollect.embedding.plain import gradients_by_autograd
+from recollect.embedding.probing import (
+    Probe,
+    check_alone,
+    check_real,
+    check_repeatable,
+    check_sums,
+    largest_of,
+    probes_of,
+)
 from recollect.losses import LossFunction
 from recollect.numerics import single
-from recollect.randomness import seeded
-from recollect.warning import warn
-
-PROBES = 3
-"""How many real examples, the first, each rule is compared with autograd on."""
-
-_MIXED = (1, 3, 0, 4, 2)  # five more, spread over all and out of order: shows what depends on order or on number
-
-Layers: TypeAlias = str | tuple[str, ...]
-Truth: TypeAlias = list[dict[str, Tensor | None]]
-
-
-class Probe(NamedTuple):
-    """A few examples that ways of computing gradients are tried on, and the gradients of each by autograd.
-
-    Attributes:
-        truth: the gradients of each example; none of parameters that its loss does not depend on.
-        largest: number in the gradients of each parameter, whatever its sign.
-    """
-
-    inputs: Inputs
-    targets: Tensor
-    truth: Truth = []  # noqa: RUF012
-    largest: Mapping[str, float] = {}
-
-    @property
-    def n(self) -> int:
-        return len(self.targets)
-
-    def knowing(self, truth: Truth) -> "Probe":
-        sizes: dict[str, list[float]] = {}
-        for example in truth:
-            for name, gradient in example.items():
-                if gradient is not None:
-                    sizes.setdefault(name, []).append(_largest(gradient))
-        largest = {name: max(some) if all(map(math.isfinite, some)) else math.inf for name, some in sizes.items()}
-        return self._replace(truth=truth, largest=largest)
-
-    def is_finite(self) -> bool:
-        return all(map(math.isfinite, self.largest.values()))
 
 
 class Unit(NamedTuple):
@@ -135,11 +105,11 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     anew for each example, if that does; else it is left to torch.func. So a rule can be fast without having to foresee
     every model.
     """
-    probes = _probes(inputs, targets)
+    probes = probes_of(inputs, targets)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise ValueError("the model must have at least one trainable parameter, got none")
-    owners = _selected(model, layers, probes)
+    owners = counted_modules(model, layers, probes)
     called: dict[int, set[str]] = {}  # the modules that have a parameter, of which a tied one has several
     for name, p in model.named_parameters(remove_duplicate=False):
         called.setdefault(id(p), set()).add(owner(name))
@@ -149,7 +119,7 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
     check_real({name: trainable[name] for name in names})
     first = probes[0]
     check_repeatable(model, first.inputs, first.targets, losses)
-    alone = _check_alone(model, first.inputs, first.targets, losses)
+    alone = check_alone(model, first.inputs, first.targets, losses)
     probes = [p.knowing(gradients_by_autograd(model, names, p.inputs, p.targets, losses)) for p in probes]
     probes = [probes[0], *(p for p in probes[1:] if p.is_finite())]  # who embeds the others can say which are not
     used = [name for name in names if any(example[name] is not None for p in probes for example in p.truth)]
@@ -159,120 +129,10 @@ def make_plan(model: nn.Module, layers: Layers, inputs: Inputs, targets: Tensor,
             "does the model or the loss detach its result?"
         )
     if alone:
-        _check_sums(model, names, probes[0], losses)
+        check_sums(model, names, probes[0], losses)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return _Planner(model, names, losses, probes).plan(set(used))
-
-
-def _probes(inputs: Inputs, targets: Tensor) -> list[Probe]:
-    """The first examples, and some of all that there are, neither ascending nor descending.
-
-    Where there are fewer, some come again: with a single one, any place would do for the examples.
-    """
-    n = len(targets)
-    spread = torch.linspace(0, n - 1, len(_MIXED)).round().long()
-
-    def some(rows: Tensor) -> Probe:
-        return Probe(map_inputs(lambda t: t[rows.to(t.device)], inputs), targets[rows.to(targets.device)])
-
-    return [some(torch.arange(PROBES) % n), some(spread[list(_MIXED)])]
-
-
-def owner(parameter: str) -> str:
-    """The module a parameter belongs to.
-
-    Example:
-        >>> owner("head.fc.weight")
-        'head.fc'
-    """
-    return parameter.rpartition(".")[0]
-
-
-def check_real(parameters: Mapping[str, Tensor]) -> None:
-    """Refuse complex parameters: their gradients are no rows of real numbers."""
-    for name, parameter in parameters.items():
-        if parameter.is_complex():
-            raise ValueError(
-                f"parameters whose gradients are matched must be real, got {parameter.dtype} in {name!r}: make it of "
-                "torch.view_as_real, and let forward take torch.view_as_complex of it"
-            )
-
-
-def check_repeatable(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> None:
-    """Refuse a model or a loss that draws random numbers: its gradients would differ from call to call."""
-    results, drawn = [], False
-    for seed in (0, 1):
-        with seeded(seed), torch.no_grad():
-            before = torch.get_rng_state()
-            results.append(losses(forward(model, inputs), targets))
-            drawn |= not torch.equal(torch.get_rng_state(), before)
-    # Where nothing was drawn, losses may still differ by rounding.
-    one, other = results
-    if not (torch.equal(one, other) if drawn else torch.allclose(one, other, rtol=1e-3, equal_nan=True)):
-        raise ValueError(
-            "the model and the loss must give the same for the same examples, got other losses when called again: "
-            "draw no random numbers in evaluation mode (`if self.training`)"
-        )
-
-
-def _check_alone(model: nn.Module, inputs: Inputs, targets: Tensor, losses: LossFunction) -> bool:
-    """Refuse a loss that mixes examples, and tell of a model that does: gradients would depend on who comes along.
-
-    Returns whether the model does not.
-    So does a loss whose outputs (n, 1) and targets (n,) become (n, n) where they meet.
-    """
-
-    def one_by_one(first: Callable[[int], Tensor]) -> Tensor:
-        return torch.cat([losses(first(i), targets[i : i + 1]) for i in range(len(targets))])
-
-    with torch.no_grad():
-        outputs = forward(model, inputs)
-        together = losses(outputs, targets)
-        if not _close(together, one_by_one(lambda i: outputs[i : i + 1])):
-            raise ValueError(
-                "the loss must look at each example by itself, got other losses for some examples together than one by "
-                f"one: let it not divide by their number, and outputs of shape {tuple(outputs.shape)} and targets of "
-                f"shape {tuple(targets.shape)} fit each other"
-            )
-        alone = one_by_one(lambda i: forward(model, map_inputs(lambda t: t[i : i + 1], inputs)))
-    by_itself = _close(together, alone)
-    if not by_itself:
-        warn(
-            "each example should pass through the model by itself, got other losses for some examples together than "
-            "one by one: gradients depend on the other examples of a batch; let BatchNorm layers keep statistics"
-        )
-    return by_itself
-
-
-def _check_sums(model: nn.Module, names: list[str], probe: Probe, losses: LossFunction) -> None:
-    """Tell of a model that mixes examples on the way back, as a table does that divides by how often rows are used.
-
-    Each example comes twice, so that whatever it has in common with others shows.
-    """
-    if not probe.is_finite():
-        return  # whoever plans says so
-    parameters = dict(model.named_parameters())
-    with torch.enable_grad():
-        outputs = forward(model, map_inputs(lambda t: torch.cat([t, t]), probe.inputs))
-        total = losses(outputs, torch.cat([probe.targets, probe.targets])).sum()
-    largest = max(probe.largest.values(), default=0.0)
-    for name, together in zip(names, gradients_of(total, [parameters[name] for name in names]), strict=True):
-        known = [gradient for example in probe.truth if (gradient := example[name]) is not None]
-        alone = 2 * torch.stack(known).sum(0) if known else torch.zeros_like(together)
-        rounding = 16 * torch.finfo(together.dtype).eps * largest
-        if _largest(together - alone) > max(0.02 * probe.largest.get(name, 0.0), rounding):
-            warn(
-                f"gradients of some examples should add up to that of all, got others in {name!r}: they depend on the "
-                "other examples of a batch; let tables (nn.Embedding) be made without scale_grad_by_freq"
-            )
-            return
-
-
-def _close(some: Tensor, others: Tensor) -> bool:
-    """Whether these losses differ by rounding alone, be it that of half precision; what is not finite is told later."""
-    largest = float(some.abs().max())
-    return not math.isfinite(largest) or torch.allclose(some, others, rtol=0.02, atol=0.02 * largest, equal_nan=True)
 
 
 class _Planner:
@@ -399,17 +259,9 @@ class _Planner:
             for each, example in zip(found[name], probe.truth, strict=True):
                 expected = torch.zeros_like(each) if (value := example[name]) is None else single(value)
                 # In nearly all cases the first decides, in a tenth of the time.
-                if not (_largest(each - expected) <= atol or torch.allclose(each, expected, rtol=1e-3, atol=atol)):
+                if not (largest_of(each - expected) <= atol or torch.allclose(each, expected, rtol=1e-3, atol=atol)):
                     return False
         return True
-
-
-def _largest(value: Tensor) -> float:
-    """Number of a tensor, whatever its sign; NaN if there is any."""
-    if not value.numel():
-        return 0.0
-    low, high = map(float, value.aminmax())
-    return max(-low, high)
 
 
 def _gradients(heard: Heard, n: int) -> dict[str, Tensor]:
@@ -486,76 +338,3 @@ def _reason(strange: Any) -> str:
     return (
         f"it is used by {resolve_name(strange) or getattr(strange, '__name__', 'another function')}, which has no rule"
     )
-
-
-def _selected(model: nn.Module, layers: Layers, probes: Sequence[Probe]) -> set[str]:
-    """Names of the modules whose own parameters count."""
-    modules = dict(model.named_modules())
-    if layers == "all":
-        return set(modules)
-    if layers == "auto":
-        targets = probes[0].targets
-        classes = targets.ndim == 1 and not targets.is_floating_point()
-        last = _ends_in(model, probes) if classes else None
-        return set(modules) if last is None else {last}
-    if layers == "last":
-        found = _last_linear(model, probes[0].inputs)
-        if found is None:
-            raise ValueError("layers='last' needs a model with a linear layer, got none: name the layers to use")
-        return {found[0]}
-    wanted: Sequence[str] = [layers] if isinstance(layers, str) else layers
-    for name in wanted:
-        if name not in modules:
-            known = ", ".join(repr(m) for m in modules if m)
-            raise ValueError(f"layers must be 'auto', 'all', 'last' or among {known}, got {name!r}")
-    return {name for name in modules if any(name == w or name.startswith(f"{w}.") for w in wanted)}
-
-
-def _ends_in(model: nn.Module, probes: Sequence[Probe]) -> str | None:
-    """The linear layer whose outputs are the model's, a row for each example; None if there is none to be trained.
-
-    One whose weights are used elsewhere too, as in a language model, is not the last alone. Nor is one beside which
-    others have not been used yet: they may be the heads of tasks to come.
-    """
-    if not any(isinstance(module, nn.Linear) for module in model.modules()) or _has_more(model, probes):
-        return None
-    found = _last_linear(model, probes[0].inputs)
-    if found is None:
-        return None
-    name, output, result = found
-    same = output.data_ptr() == result.data_ptr() and output.shape == result.shape and output.ndim == 2
-    weight = model.get_submodule(name).weight
-    users = [other for other, p in model.named_parameters(remove_duplicate=False) if p is weight]
-    return name if same and weight.requires_grad and len(users) == 1 else None
-
-
-def _has_more(model: nn.Module, probes: Sequence[Probe]) -> bool:
-    """Whether there are trainable parameters that no example has passed through yet."""
-    idle = [p for p in model.parameters() if p.requires_grad]
-    for probe in probes:
-        with torch.enable_grad():
-            total = forward(model, probe.inputs).sum()
-        if total.requires_grad and idle:
-            found = torch.autograd.grad(total, idle, allow_unused=True)
-            idle = [p for p, gradient in zip(idle, found, strict=True) if gradient is None]
-    return bool(idle)
-
-
-def _last_linear(model: nn.Module, inputs: Inputs) -> tuple[str, Tensor, Tensor] | None:
-    """The linear layer that is called last, its output and the model's; None if none is called.
-
-    There may be some that are not, as those of which attention takes the weights alone.
-    """
-    calls: list[tuple[str, Tensor]] = []
-    hooks = [
-        module.register_forward_hook(lambda *seen, name=name: calls.append((name, seen[-1])))
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
-    try:
-        with torch.no_grad():
-            result = forward(model, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return (*calls[-1], result) if calls else None

@@ -18,7 +18,7 @@ from recollect.embedding.draws import Draw, Summed
 from recollect.embedding.layers import Use
 from recollect.embedding.listening import Heard, Listener, key_of
 from recollect.embedding.plain import gradients_of
-from recollect.embedding.plan import PROBES
+from recollect.embedding.probing import PROBES
 from recollect.embedding.projections import Kronecker
 from recollect.embedding.scaling import ScaledLoss
 from recollect.numerics import single
