@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 import recollect as rc
 from recollect.embedding import draw_model
+from recollect.embedding.scaling import TargetScale, scaled_loss
+from recollect.losses import squared_error
 from recollect.memories.local_embedding import embed_at
 from recollect.randomness import derive_seed
 
@@ -203,3 +205,11 @@ def test_everything_matches_itself_and_a_choice_matches_better_than_a_sample() -
     chosen = rc.select(make_model, inputs, targets, 30, **options)  # type: ignore[arg-type]
     errors = [rc.matching_error(make_model, (inputs, targets), c, **options) for c in (chosen, sample)]  # type: ignore[arg-type]
     assert errors[0] < 0.5 * errors[1]
+
+
+def test_outputs_are_scaled_by_examples_of_however_many_there_are() -> None:
+    model, scale = draw_model(lambda: nn.Linear(3, 1), 0), TargetScale.of(torch.tensor([1.0, 2.0]))
+    few = torch.ones(300, 3)
+    for many in (few, few[:1].expand(2**25 + 4, 3)):  # more than float32 counts
+        found = scaled_loss(model, many, scale, squared_error, squared=True)
+        assert found.outputs.tolist() == scaled_loss(model, few, scale, squared_error, squared=True).outputs.tolist()

@@ -94,7 +94,7 @@ def scaled_loss(
     outputs are brought to the targets as they are.
     """
     n = len(next(iter(named_tensors(inputs).values())))
-    rows = torch.linspace(0, n - 1, min(_ROWS, n)).round().long()
+    rows = torch.linspace(0, n - 1, min(_ROWS, n), dtype=torch.float64).round().long()  # float32 ends beyond n
     with torch.no_grad():
         f = forward(model, map_inputs(lambda t: t[rows], inputs)).reshape(len(rows), -1).double()
     if f.shape[1] != len(targets.mean):
