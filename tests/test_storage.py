@@ -349,3 +349,14 @@ def test_options_that_were_saved_cannot_be_changed_on_loading(tmp_path: Path) ->
         with pytest.raises(ValueError, match=sentence):
             rc.load_memory(tmp_path / "m", **options)
     assert len(rc.load_memory(tmp_path / "m")) == 5
+
+
+def test_a_file_sets_no_option_that_is_not_saved(tmp_path: Path) -> None:
+    memory = rc.GradientMatching(lambda: rc.models.mlp(4, 3), 5)
+    memory.save(tmp_path)
+    path = tmp_path / "memory.json"
+    document = files.unseal(path.read_bytes(), "it")
+    for name, value in {"cluster": "203.0.113.1:6379", "progress": True}.items():
+        path.write_bytes(files.seal(document | {"options": document["options"] | {name: value}}))
+        with pytest.raises(ValueError, match=f"must hold no options but those that are saved, got '{name}'"):
+            rc.load_memory(tmp_path)

@@ -85,6 +85,9 @@ def load_memory(
         if "make_model" in inspect.signature(found).parameters:
             options["make_model"] = make_model
         memory = found(capacity=description["capacity"], seed=description["seed"], **options)
+        if others := sorted(options.keys() - {"make_model", *memory.options()}):
+            # Such as a cluster, to which updates would send their examples.
+            raise ValueError(f"{str(folder)!r} must hold no options but those that are saved, got {others[0]!r}")
         memory.restore(description, tensors)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(
