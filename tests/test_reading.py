@@ -521,6 +521,27 @@ def test_a_row_of_a_workbook_far_below_all_others_is_refused_at_once(tmp_path: P
     assert read(workbook(tmp_path / "rows.xlsx", rows)).to_pylist() == [{"x": "a"}]
 
 
+@pytest.mark.parametrize(
+    "part", ["xl/styles.xml", "[Content_Types].xml", "xl/worksheets/more.xml", "xl/worksheets/sheet1.xml"]
+)
+def test_parts_of_a_workbook_that_are_no_sheets_must_not_unpack_to_much(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = workbook(tmp_path / "rows.xlsx", f"<row>{cell('x')}</row><row>{cell('a')}</row>")
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in ({part: b"<x/>"} | parts).items():
+            archive.writestr(name, content + b" " * 100_000 * (name == part))
+    assert read(path).to_pylist() == [{"x": "a"}]
+    monkeypatch.setattr("recollect.tables.reading.sheets._MOST_BESIDE", 100_000)
+    if part.endswith("sheet1.xml"):  # which is read a row at a time
+        assert read(path).to_pylist() == [{"x": "a"}]
+    else:
+        with pytest.raises(ValueError, match=r"rows\.xlsx' must hold less beside its sheets, such as texts and styles"):
+            read(path)
+
+
 def test_the_first_sheet_that_people_see_and_that_is_no_chart_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.xlsx"
     book = openpyxl.Workbook()

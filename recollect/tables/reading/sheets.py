@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
-from xml.etree.ElementTree import iterparse
+from xml.etree.ElementTree import fromstring, iterparse
 
 import pyarrow as pa
 
 from recollect.tables.reading.cutting import PIECE
 from recollect.tables.reading.dialect import Skipped, Source, UnreadableError
 
-_MOST_TEXT = 2**29  # bytes of texts that openpyxl keeps in memory
+_MOST_BESIDE = 2**29  # bytes of a part that is no sheet, such as texts and styles: openpyxl keeps these in memory
+_TYPES = "/[Content_Types].xml"
 _MOST_COLUMNS = 20_000
 _FORMULA, _FORMULA_BYTES = re.compile(rb"<(?:\w{1,20}:)?f[\s/>]"), 30
 _MOST_ROWS = 2**20  # of a sheet, in all spreadsheet programs
@@ -78,10 +79,7 @@ def _workbook(path: Path, name: str) -> Iterator[Any]:
         raise UnreadableError(
             f"{name!r} must be read by openpyxl, which is not installed: pip install 'recollect[excel]'"
         ) from None
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            if "sharedStrings" in info.filename and info.file_size > _MOST_TEXT:
-                raise UnreadableError(f"{name!r} must hold less text than that: save it as csv")
+    _check_parts(path, name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about styles and the like, which are of no interest
         try:
@@ -95,6 +93,20 @@ def _workbook(path: Path, name: str) -> Iterator[Any]:
             yield book
         finally:
             book.close()
+
+
+def _check_parts(path: Path, name: str) -> None:
+    """Refuse large parts that are no sheets, whatever they are called; sheets are read a row at a time."""
+    with zipfile.ZipFile(path) as archive:
+        large = {f"/{info.filename}" for info in archive.infolist() if info.file_size > _MOST_BESIDE}
+        if large and _TYPES not in large:
+            types = fromstring(archive.read(_TYPES[1:]))
+            sheets = {
+                part.get("PartName", "") for part in types if part.get("ContentType", "").endswith(".worksheet+xml")
+            }
+            large -= {sheet for sheet in sheets if sheet.startswith("/xl/worksheets/")}
+    if large:
+        raise UnreadableError(f"{name!r} must hold less beside its sheets, such as texts and styles: save it as csv")
 
 
 def _rows(book: Any, source: Source) -> Iterator[tuple[int, tuple[Any, ...]]]:
