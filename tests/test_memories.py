@@ -18,6 +18,7 @@ from recollect.embedding.plan import Plan, make_plan
 from recollect.memories.herding import fair_shares, herd
 from recollect.memories.local_embedding import embed_at
 from recollect.randomness import uniform_keys
+from tests.second_device import DEVICE, SecondDevice
 
 
 def numbers(n: int) -> tuple[Tensor, Tensor]:
@@ -173,6 +174,18 @@ def test_other_processes_can_read_the_dataset() -> None:
     parts = list(DataLoader(memory.dataset, batch_size=2, num_workers=1, generator=torch.Generator()))
     assert torch.equal(torch.cat([part.inputs for part in parts]), memory.batch.inputs)
     assert torch.equal(torch.cat([part.weights for part in parts]), memory.batch.weights)
+
+
+def test_reservoirs_on_two_devices_are_merged_on_the_first() -> None:
+    memories = [rc.Reservoir(5, seed=seed) for seed in (1, 2)]
+    for memory in memories:
+        memory.update(*numbers(10))
+    merged = memories[0].merge(memories[1])
+    with SecondDevice():
+        memories[1].to(DEVICE)
+        there, here = memories[1].merge(memories[0]), memories[0].merge(memories[1])
+        assert there.batch.inputs.device == DEVICE
+    assert torch.equal(here.batch.ids, merged.batch.ids) and torch.equal(here.batch.weights, merged.batch.weights)
 
 
 def test_reservoirs_with_the_same_seed_cannot_be_merged() -> None:

@@ -16,6 +16,7 @@ from torch.utils.data import (
 )
 
 import recollect as rc
+from tests.second_device import DEVICE, SecondDevice
 
 OLD = torch.randn(90, 3, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 3
 NEW = torch.randn(20, 3, generator=torch.Generator().manual_seed(1)), torch.arange(20) % 3
@@ -206,3 +207,12 @@ def test_a_memory_with_negative_weights_is_not_drawn_from() -> None:
             _ = learner.model if isinstance(learner, rc.GDumb) else learner.observe(*NEW)
     assert memory.seen == 400
     rc.ExperienceReplay(make_model, memory, epochs=1, mix="union").observe(*NEW)  # which counts all alike
+
+
+@pytest.mark.parametrize("new", [NEW, Plain()])
+def test_examples_come_on_the_device_of_the_memory(new: Any) -> None:
+    wanted = [batch.inputs for batch in rc.rehearsal_loader(new, remembered(), 10)]
+    with SecondDevice():
+        found = [*rc.rehearsal_loader(new, remembered().to(DEVICE), 10)]
+        assert {t.device for batch in found for t in batch} == {DEVICE}
+        assert all(torch.equal(batch.inputs.cpu(), x) for batch, x in zip(found, wanted, strict=True))

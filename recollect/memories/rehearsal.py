@@ -34,7 +34,7 @@ def rehearsal_loader(
 
     Args:
         dataset: the new examples: a map-style torch dataset, or inputs and targets as a pair.
-        memory: what is remembered; if it is empty, there are new examples alone.
+        memory: what is remembered; if it is empty, there are new examples alone. Examples come on its device.
         batch_size: examples per batch, new and remembered together.
         target: the name of the targets, where they are an entry of a dict.
         mix: "weighted" if each example comes once at each pass, with its weight; "drawn" if it comes as often as it
@@ -89,6 +89,7 @@ def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample
     arrived = Batch.arriving(*source)
     if held is not None:
         check_same_form(held, arrived)
+        arrived = arrived.to(held.targets.device)
     return WeightedDataset(arrived)
 
 
@@ -106,7 +107,7 @@ class Drawn(Sampler[int]):
 
 
 class Arriving(Dataset[Sample]):
-    """Somebody's dataset, with weights of one, and in the form that remembered examples have.
+    """Somebody's dataset, with weights of one, in the form that remembered examples have and where they are.
 
     Args:
         dataset: gives (input, target) or a dict.
@@ -124,7 +125,7 @@ class Arriving(Dataset[Sample]):
     def __getitem__(self, index: int) -> Sample:
         arrived = Batch.arriving(*unpacked(collated([self._dataset[index]]), self._target))
         if self._like is not None:
-            arrived = _fitted(arrived, self._like)
+            arrived = _fitted(arrived, self._like).to(self._like.targets.device)
             check_same_form(self._like, arrived)
         inputs = map_inputs(lambda t: t[0], arrived.inputs)
         return Sample(inputs, arrived.targets[0], arrived.weights[0])

@@ -91,7 +91,8 @@ class Reservoir(Memory):
             keys = torch.cat([self._state.get("keys", keys[:0]), keys])
             bound = torch.minimum(self._bound(), other._bound().to(self.device))
             choice = _smallest(keys, capacity, total, {"sources": sources}, bound)
-        own = torch.cat([self._own(mine, nothing), other._own(other.batch, nothing).to(self.device)])
+        theirs = other._own(other.batch, other.batch.take(torch.arange(0)))
+        own = torch.cat([self._own(mine, nothing), theirs.to(self.device)])
         merged._commit(nothing, replace(both, weights=own), choice, count, total)
         return merged
 
