@@ -167,6 +167,12 @@ NO_INFERENCE = (
 )
 
 
+def check_gradients_are_possible() -> None:
+    """Refuse inference mode, in which there are none whatever is asked for."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError(NO_INFERENCE)
+
+
 def forward(model: nn.Module, inputs: Inputs) -> Tensor:
     """Call the model on the inputs, on its own device and in its own floating-point type.
 

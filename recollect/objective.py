@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from recollect.arrays import as_tensor
-from recollect.batch import NO_INFERENCE, Batch, forward, map_inputs
+from recollect.batch import Batch, check_gradients_are_possible, forward, map_inputs
 from recollect.checks import check_count, check_seed
 from recollect.classes import COUNTED, ClassWeight, Tally, check_classes, class_labels
 from recollect.embedding import Init, MakeModel, ScaleOutputs, calibrate_norms, draw_model
@@ -142,8 +142,7 @@ def _gradient(
     model: torch.nn.Module, batch: Batch, loss: str | LossFunction, per_example: LossFunction, batch_size: int
 ) -> Tensor:
     """The gradient of the weighted sum of losses, flattened, in float64."""
-    if torch.is_inference_mode_enabled():
-        raise ValueError(NO_INFERENCE)
+    check_gradients_are_possible()
     check_not_lazy(model)
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = [*trainable.values()]

@@ -104,8 +104,14 @@ def test_inference_mode_is_refused_in_one_sentence_where_gradients_are_needed() 
     sentence, data = "gradients must be possible where examples are chosen or learned from", examples()
     learner = rc.FineTune(make_model, epochs=1)
     learner.observe(*data)
+    begun, local = rc.GradientMatching(make_model, 20), rc.LocalGradientMatching(20)
+    begun.update(*data)
+    local.update(*data, model=learner.model)
     with torch.inference_mode():
         for call in (
+            lambda: begun.update(*data),
+            lambda: begun.update(*examples(1)),
+            lambda: local.update(*data, model=learner.model),
             lambda: rc.select(make_model, *data, 20),
             lambda: rc.matching_error(make_model, data, rc.Coreset(torch.arange(3), torch.ones(3), 0.0)),
             lambda: rc.GradientMatching(make_model, 20).update(*data),

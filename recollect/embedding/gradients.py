@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from recollect.batch import (
-    NO_INFERENCE,
     Inputs,
     check_device,
     check_examples,
+    check_gradients_are_possible,
     check_weights,
     forward,
     map_inputs,
@@ -259,6 +259,7 @@ class GradientEmbedding:
     @contextmanager
     def _knowing(self, prepared: Prepared | None, inputs: Inputs, targets: Tensor) -> Iterator[Prepared]:
         """What is given, known, or decided on these examples, which is kept unless something fails meanwhile."""
+        check_gradients_are_possible()
         with plain_attention(), full_precision():
             known = prepared or self.prepared or self.prepare(inputs, targets)
             yield known
@@ -274,6 +275,7 @@ class GradientEmbedding:
 
     def check(self, inputs: Inputs, targets: Tensor, prepared: Prepared) -> None:
         """Refuse examples that could not be embedded, by a forward pass at the first draw: cheap, and nearly sure."""
+        check_gradients_are_possible()
         draw = (
             prepared.draws[0] if prepared.draws else self._draw(0, prepared.plan, prepared.statistics, prepared.scales)
         )
@@ -335,8 +337,7 @@ class GradientEmbedding:
 
     def prepare(self, inputs: Any, targets: Any) -> Prepared:
         """Decide, on first sight of data, all that embeddings depend on; nothing of this object is changed."""
-        if torch.is_inference_mode_enabled():
-            raise ValueError(NO_INFERENCE)
+        check_gradients_are_possible()
         inputs, targets = check_examples(inputs, targets)
         with plain_attention(), full_precision():
             models = [self._model(s) for s in range(min(2, self.inits))]
