@@ -39,7 +39,7 @@ for name, memory in memories.items():
     torch.manual_seed(0)
     model = make_model()
     for task in tasks:
-        # New examples weigh one, remembered ones what they stand for.
+        # Each example comes as often as it weighs: new ones weigh one, remembered ones what they stand for.
         train(model, rc.rehearsal_loader(task, memory or rc.Reservoir(1), batch_size=50))
         if memory is not None:
             memory.update(task)  # a dataset or a loader: looked at once, all or nothing

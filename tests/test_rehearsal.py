@@ -1,5 +1,6 @@
 """New and remembered examples together, in the loaders and samplers of torch."""
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,10 @@ def remembered(capacity: int = 9) -> rc.Memory:
     return memory
 
 
+def as_it_came(examples: list[Any]) -> list[Any]:
+    return examples
+
+
 def per_example(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(inputs), targets, reduction="none").detach()
 
@@ -53,7 +58,7 @@ def test_a_pass_adds_up_to_the_loss_over_everything_that_the_memory_stands_for(n
     with torch.random.fork_rng():
         model = nn.Linear(3, 3)
     memory = remembered()
-    loader = rc.rehearsal_loader(new, memory, batch_size=8)
+    loader = rc.rehearsal_loader(new, memory, batch_size=8, mix="weighted")
     total = weight = 0.0
     for inputs, targets, weights in loader:
         total += float((weights * per_example(model, inputs, targets)).sum())
@@ -71,21 +76,23 @@ def test_each_pass_has_another_order_and_the_same_seed_the_same_ones() -> None:
     assert torch.equal(orders[0][1], orders[1][1])
     assert not torch.equal(orders[0][0], orders[0][1])
     assert not torch.equal(orders[0][0], orders[2][0])
-    plain = next(iter(rc.rehearsal_loader(NEW, remembered(), 29, shuffle=False)))
+    plain = next(iter(rc.rehearsal_loader(NEW, remembered(), 29, mix="weighted", shuffle=False)))
     assert torch.equal(plain[0][:20], NEW[0])
 
 
 def test_what_is_mixed_in_is_what_the_memory_held_when_the_loader_was_made() -> None:
     memory = remembered()
     held = memory.batch.inputs
-    loader = rc.rehearsal_loader(NEW, memory, 29, shuffle=False)
+    loader = rc.rehearsal_loader(NEW, memory, 29, mix="weighted", shuffle=False)
     memory.update(*NEW)
     memory.update(*NEW)
     assert torch.equal(next(iter(loader))[0][20:], held)
 
 
 def test_without_memories_there_are_new_examples_alone() -> None:
-    inputs, targets, weights = next(iter(rc.rehearsal_loader(Plain(), rc.Reservoir(3), 20, shuffle=False)))
+    inputs, targets, weights = next(
+        iter(rc.rehearsal_loader(Plain(), rc.Reservoir(3), 20, mix="weighted", shuffle=False))
+    )
     assert torch.equal(inputs, NEW[0].double())
     assert torch.equal(targets, NEW[1])
     assert weights.tolist() == [1.0] * 20
@@ -94,7 +101,8 @@ def test_without_memories_there_are_new_examples_alone() -> None:
 def test_dicts_are_mixed_by_the_name_of_their_target() -> None:
     memory = rc.Reservoir(5)
     memory.update({"x": OLD[0], "label": OLD[1]}, target="label")
-    inputs, targets, weights = next(iter(rc.rehearsal_loader(Named(), memory, 25, target="label", shuffle=False)))
+    loader = rc.rehearsal_loader(Named(), memory, 25, target="label", mix="weighted", shuffle=False)
+    inputs, targets, weights = next(iter(loader))
     assert torch.equal(inputs["x"], torch.cat([NEW[0], memory.batch.inputs["x"]]))
     assert torch.equal(targets, torch.cat([NEW[1], memory.batch.targets]))
     assert weights.tolist() == [1.0] * 20 + [18.0] * 5
@@ -127,10 +135,11 @@ def test_numbers_that_the_type_of_remembered_ones_has_no_room_for_are_refused(ta
 
 
 def test_workers_give_what_the_process_itself_does() -> None:
-    alone = list(rc.rehearsal_loader(Plain(), remembered(), 10))
-    helped = list(rc.rehearsal_loader(Plain(), remembered(), 10, num_workers=2))
-    for mine, theirs in zip(alone, helped, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    for mix in ("drawn", "weighted"):
+        alone = list(rc.rehearsal_loader(Plain(), remembered(), 10, mix=mix))
+        helped = list(rc.rehearsal_loader(Plain(), remembered(), 10, mix=mix, num_workers=2))
+        for mine, theirs in zip(alone, helped, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def test_the_dataset_of_a_memory_works_with_workers_samplers_and_ranks() -> None:
@@ -148,9 +157,27 @@ def test_the_dataset_of_a_memory_works_with_workers_samplers_and_ranks() -> None
     drawn = WeightedRandomSampler(held.weights, 6, generator=torch.Generator().manual_seed(0))
     inputs, _, weights = next(iter(DataLoader(memory.dataset, 6, sampler=drawn, generator=source)))
     assert inputs.shape == (6, 3) and weights.tolist() == [9.0] * 6
-    under_ddp = rc.rehearsal_loader(NEW, memory, 5).dataset
-    share: Any = DistributedSampler(under_ddp, num_replicas=3, rank=2)
-    assert sum(len(part[0]) for part in DataLoader(under_ddp, 4, sampler=share, generator=source)) == 10
+
+
+@pytest.mark.parametrize("mix", ["drawn", "weighted"])
+def test_the_dataset_of_a_loader_has_the_weights_for_samplers_of_ones_own(mix: Any) -> None:
+    memory, source = remembered(10), torch.Generator()
+    under_ddp = rc.rehearsal_loader(NEW, memory, 5, mix=mix).dataset
+    ranks: list[Any] = [DistributedSampler(under_ddp, num_replicas=3, rank=rank) for rank in range(3)]
+    shares = [list(DataLoader(under_ddp, 4, sampler=sampler, generator=source)) for sampler in ranks]
+    assert [sum(len(part[0]) for part in share) for share in shares] == [10, 10, 10]
+    assert sum(float(part.weights.sum()) for share in shares for part in share) == 20 + 90
+
+
+def test_loaders_mix_as_experience_replay_does_unless_told_otherwise() -> None:
+    made: list[Any] = [rc.rehearsal_loader, rc.ExperienceReplay]
+    assert {inspect.signature(one).parameters["mix"].default for one in made} == {"drawn"}
+
+
+def test_examples_that_are_drawn_are_put_together_by_the_users_function() -> None:
+    loader = rc.rehearsal_loader(NEW, remembered(), 29, collate_fn=as_it_came)
+    (batch,) = loader
+    assert len(batch) == 29 and all(float(weight) == 1 for _, _, weight in batch)
 
 
 def test_a_memory_can_be_updated_from_the_dataset_that_is_rehearsed() -> None:
@@ -180,11 +207,11 @@ def test_examples_that_are_drawn_come_as_often_as_they_weigh(new: Any) -> None:
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
-    with pytest.raises(ValueError, match="mix must be 'weighted' or 'drawn', got 'halves'"):
+    with pytest.raises(ValueError, match="mix must be 'drawn' or 'weighted', got 'halves'"):
         rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="halves")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="come in a random order, got shuffle=False"):
+    with pytest.raises(ValueError, match="got shuffle=False: leave it out, or pass mix='weighted'"):
         rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="drawn", shuffle=False)
-    with pytest.raises(ValueError, match="drawn by a sampler of their own, got another: leave it out, or take the"):
+    with pytest.raises(ValueError, match="drawn by a sampler of their own, got another: leave it out, or make a Da"):
         rc.rehearsal_loader(NEW, remembered(), batch_size=8, mix="drawn", sampler=range(29))
     assert len([*rc.rehearsal_loader(NEW, rc.Reservoir(3), batch_size=8, mix="drawn")]) == 3  # nothing is held
 

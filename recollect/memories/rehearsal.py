@@ -1,12 +1,12 @@
 """New and remembered examples in one loader, for training loops of one's own."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 from recollect.batch import Batch, check_same_form, map_inputs, named_tensors
 from recollect.checks import check_count, check_seed
@@ -22,7 +22,7 @@ def rehearsal_loader(
     batch_size: int,
     *,
     target: str | None = None,
-    mix: Literal["weighted", "drawn"] = "weighted",
+    mix: Literal["drawn", "weighted"] = "drawn",
     shuffle: bool = True,
     seed: int = 0,
     **options: Any,
@@ -30,26 +30,30 @@ def rehearsal_loader(
     """Batches of (inputs, targets, weights) from new examples, which weigh one, and those that the memory holds now.
 
     With the loss `sum(weights * losses) / sum(weights)`, a pass estimates the loss over everything: what the memory has
-    seen, and what is new. So it is made before the memory is updated with the new examples.
+    seen, and what is new. So it is made before the memory is updated with the new examples. By default they are mixed
+    as in `ExperienceReplay`.
 
     Args:
         dataset: the new examples: a map-style torch dataset, or inputs and targets as a pair.
         memory: what is remembered; if it is empty, there are new examples alone. Examples come on its device.
         batch_size: examples per batch, new and remembered together.
         target: the name of the targets, where they are an entry of a dict.
-        mix: "weighted" if each example comes once at each pass, with its weight; "drawn" if it comes as often as it
-            weighs, and all weigh one. A pass is as long. Steps are more even where few remembered examples stand for
-            many.
+        mix: "drawn" if each example comes as often as it weighs, and all weigh one; "weighted" if each comes once at
+            each pass, with its weight. A pass is as long. Where few remembered examples stand for many, steps are more
+            even if they are drawn, and new ones come less often than once.
         shuffle: whether new and remembered examples come mixed, in a new order at each pass.
         seed: of that order.
         **options: what else `torch.utils.data.DataLoader` takes, such as `num_workers`. For a sampler of your own, as
-            under DDP, make a `DataLoader` of the `dataset` of this one with `mix="weighted"`.
+            under DDP, make a `DataLoader` of the `dataset` of this one, which has the weights.
 
     Example:
         >>> from recollect import Reservoir
         >>> memory = Reservoir(10)
         >>> memory.update(torch.zeros(50, 2), torch.zeros(50))
-        >>> loader = rehearsal_loader((torch.ones(20, 2), torch.ones(20)), memory, batch_size=30)
+        >>> new = torch.ones(20, 2), torch.ones(20)
+        >>> [(len(inputs), weights.sum()) for inputs, targets, weights in rehearsal_loader(new, memory, batch_size=30)]
+        [(30, tensor(30.))]
+        >>> loader = rehearsal_loader(new, memory, batch_size=30, mix="weighted")
         >>> [(len(inputs), weights.sum()) for inputs, targets, weights in loader]
         [(30, tensor(70.))]
     """
@@ -58,23 +62,30 @@ def rehearsal_loader(
     batch_size = check_count("batch_size", batch_size)
     held = memory.batch if len(memory) else None
     parts: list[Dataset[Sample]] = [_new(dataset, held, target)]
-    if mix not in ("weighted", "drawn"):
-        raise ValueError(f"mix must be 'weighted' or 'drawn', got {mix!r}")
+    if mix not in ("drawn", "weighted"):
+        raise ValueError(f"mix must be 'drawn' or 'weighted', got {mix!r}")
     if mix == "drawn" and not shuffle:
-        raise ValueError("examples that are drawn come in a random order, got shuffle=False: leave it out")
+        raise ValueError(
+            "examples that are drawn come in a random order, got shuffle=False: leave it out, or pass mix='weighted'"
+        )
     if mix == "drawn" and options.get("sampler") is not None:
         raise ValueError(
-            "examples are drawn by a sampler of their own, got another: leave it out, or take the dataset of "
-            "mix='weighted', which has the weights"
+            "examples are drawn by a sampler of their own, got another: leave it out, or make a DataLoader of this "
+            "one's dataset, which has the weights"
         )
     options = {"generator": generator(check_seed(seed), "rehearsal", memory.seen), **options}
-    if held is not None and mix == "drawn":
-        weights = torch.cat([torch.ones(len(parts[0])), held.weights.cpu()])  # type: ignore[arg-type]
-        shuffle, options = False, {**options, "sampler": Drawn(weights, options["generator"])}
-        held = replace(held, weights=torch.ones_like(held.weights))
     if held is not None:
         parts.append(WeightedDataset(held))
+    if held is not None and mix == "drawn":
+        weights = torch.cat([torch.ones(len(parts[0])), held.weights.cpu()])  # type: ignore[arg-type]
+        sampler, collate = Drawn(weights, options["generator"]), options.get("collate_fn") or default_collate
+        shuffle, options = False, {**options, "sampler": sampler, "collate_fn": partial(_each_for_one, collate)}
     return DataLoader(ConcatDataset(parts), batch_size, shuffle=shuffle, **options)
+
+
+def _each_for_one(collate: Callable[[list[Sample]], Any], drawn: list[Sample]) -> Any:
+    """A batch of examples that weigh one, as they come as often as they weigh."""
+    return collate([sample._replace(weights=torch.ones_like(sample.weights)) for sample in drawn])
 
 
 def _new(dataset: Any, held: Batch | None, target: str | None) -> Dataset[Sample]:
