@@ -2,6 +2,7 @@
 
 import csv
 import datetime
+import gzip
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -308,6 +310,20 @@ def test_a_file_is_not_counted_twice_unless_forced(tmp_path: Path) -> None:
     assert store.update([path, copy])[1].taken is None
     assert files_of(tmp_path / "s") == before
     assert store.update([path], force=True)[0].seen == 240
+
+
+def test_a_file_that_is_packed_later_is_not_counted_twice(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s", memory="reservoir")
+    content = save(make_table(), tmp_path / "day.csv").read_bytes()
+    for i in range(2):
+        (tmp_path / f"{i}.csv.gz").write_bytes(gzip.compress(content, mtime=i))
+    with zipfile.ZipFile(tmp_path / "day.zip", "w") as archive:
+        archive.writestr("day.csv", content)
+    done = store.update([tmp_path / "0.csv.gz", tmp_path / "1.csv.gz", tmp_path / "day.zip", tmp_path / "day.csv"])
+    assert [one.taken is None for one in done] == [False, True, True, True]
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(content + b"9" * 99)[:-9])
+    with pytest.raises(ValueError, match=r"cut.csv.gz' must be a readable (gzip file|table)"):
+        store.update([tmp_path / "cut.csv.gz"])
 
 
 def test_a_store_takes_one_path_or_several_from_python_and_no_frame(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ class Store:
         workers: Workers | None,
     ) -> Update:
         check_unchanged, name = watched([source]), Path(source.name).name
-        digest = content_hash(source.path) if workers is None else workers.digest(source)
+        digest = content_hash(source) if workers is None else workers.digest(source)
         held, files = self.read(make_network) if self.number() else (None, [])
         if held is not None and not force and any(entry.hash == digest for entry in files):
             return Update(name, None, held.memory.seen, len(held.memory), source.read_as, held.account)

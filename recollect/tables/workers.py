@@ -205,7 +205,7 @@ class RowsThere:
 
 def _digest(source: Source) -> str:
     with at_hand(source) as here:
-        return content_hash(here.path)
+        return content_hash(here)
 
 
 def _parts(source: Source) -> list[Source]:

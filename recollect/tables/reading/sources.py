@@ -19,8 +19,8 @@ from os.path import realpath
 from pathlib import Path
 from typing import IO, Any
 
-from recollect.tables.reading.compression import ENDINGS
-from recollect.tables.reading.dialect import Reading, Source
+from recollect.tables.reading.compression import ENDINGS, open_content
+from recollect.tables.reading.dialect import Reading, Source, UnreadableError
 from recollect.tables.reading.recognising import SUFFIXES, recognise
 from recollect.tables.wording import option
 
@@ -67,7 +67,7 @@ def recognise_at(name: str, where: Path | str, reading: Reading) -> Source:
         return recognise(where, reading, name)
     with tempfile.TemporaryDirectory(prefix="recollect-") as folder:
         copied = _copied(where, Path(folder, f"copy{_endings(where)}"), reading)
-        return replace(copied, address=where, digest=content_hash(copied.path))
+        return replace(copied, address=where, digest=content_hash(copied))
 
 
 @contextmanager
@@ -77,9 +77,10 @@ def at_hand(source: Source) -> Iterator[Source]:
         with tempfile.TemporaryDirectory(prefix="recollect-") as folder:
             path = Path(folder, source.path.name)
             _copied(source.address, path, source.reading)
-            if content_hash(path) != source.digest:
+            here = replace(source, path=path)
+            if content_hash(here) != source.digest:
                 raise ValueError(f"{source.name!r} must not change while it is read, but it did: start again")
-            yield replace(source, path=path)
+            yield here
     else:
         _check_there(source.path, source.name)
         yield source
@@ -130,12 +131,20 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
     return list(found.values())
 
 
-def content_hash(path: Path) -> str:
-    """What tells one file's content from another's."""
+def content_hash(source: Source) -> str:
+    """What tells one table's content from another's, however it is packed."""
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
+    try:
+        with open_content(source.path, source.dialect.compression) as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    except Exception as error:  # whatever unpacking makes of a damaged file
+        if source.dialect.compression is None:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UnreadableError(
+            f"{source.name!r} must be a readable {source.dialect.compression} file: {reason[:300]}"
+        ) from None
     return digest.hexdigest()
 
 
