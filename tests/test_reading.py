@@ -563,6 +563,18 @@ def test_the_first_sheet_that_people_see_and_that_is_no_chart_is_read(tmp_path: 
         read(path, sheet="chart")
 
 
+def test_a_first_sheet_without_rows_is_told_of_with_what_reads_another(tmp_path: Path) -> None:
+    book = openpyxl.Workbook()
+    book.worksheets[0].title = "cover"
+    book.worksheets[0].append(["Report of 2024"])
+    for row in (["x"], [1]):
+        (book["data"] if "data" in book.sheetnames else book.create_sheet("data")).append(row)
+    book.save(tmp_path / "a.xlsx")
+    with pytest.raises(ValueError, match=r"at least one row, got none in the sheet 'cover' of 2: pass .*sheet="):
+        read(tmp_path / "a.xlsx")
+    assert read(tmp_path / "a.xlsx", sheet="data").to_pylist() == [{"x": 1}]
+
+
 def test_what_stands_above_the_names_of_a_sheet_is_told_with_the_rows_as_a_spreadsheet_numbers_them(
     tmp_path: Path,
 ) -> None:

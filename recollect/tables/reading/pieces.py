@@ -65,6 +65,8 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
     if not rows and source.groups is None:
         is_left_out = source.reading.skip_bad_rows and source.dialect.format == "csv"
         hint = " that could be read: the names of the columns must be the first line" if is_left_out else ""
+        if source.dialect.sheets > 1:
+            hint = f" in the sheet {source.dialect.sheet!r} of {source.dialect.sheets}: pass {option('sheet')}"
         raise UnreadableError(f"{source.name!r} must hold at least one row, got none{hint}")
     skipped.start += rows + skipped.rows - left_out
 
