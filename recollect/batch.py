@@ -18,7 +18,7 @@ Inputs: TypeAlias = Tensor | dict[str, Tensor] | tuple[Tensor, ...]
 
 @dataclass(frozen=True, eq=False)  # tensors do not compare as one
 class Batch:
-    """Weighted examples. `ids` count examples since the stream began.
+    """Examples with weights: `inputs`, `targets`, `weights`, and `ids`, their places in the stream, counted from 0.
 
     Example:
         >>> batch = Batch.arriving(torch.zeros(3, 2), torch.tensor([0, 1, 1]), first_id=10)

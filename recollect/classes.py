@@ -33,7 +33,7 @@ _ROUNDING = 1e-9  # of all that is counted: less than that is what rounding leav
 
 
 class LostClassWarning(UserWarning):
-    """A class was seen, and no example of it stays."""
+    """Warns that a class was seen, and that no example of it is kept."""
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ class Examples(NamedTuple):
 class Dataset:
     """A classification problem: a part to train on and a part to test on.
 
-    Example:
-        >>> digits = load("digits")
-        >>> digits.train.inputs.shape, digits.n_classes
-        (torch.Size([1437, 1, 8, 8]), 10)
+    Attributes:
+        train: inputs and targets to train on.
+        test: inputs and targets to test on.
+        n_classes: how many classes there are.
     """
 
     train: Examples
@@ -73,12 +73,26 @@ NAMES = ("digits", *SOURCES)
 
 
 def load(name: str, folder: str | PathLike[str] | None = None) -> Dataset:
-    """A data set by name, from `folder`, else from `$RECOLLECT_DATA`, else from the user's cache.
+    """Load a data set, from a file or from OpenML.
 
-    If it is nowhere, it is fetched from OpenML and written to the first of these places.
+    The file `<name>.npz` is looked for in `folder`, else in `$RECOLLECT_DATA`, else in the user's cache folder. If it
+    is nowhere, the data set is fetched from OpenML and written to the first of these places.
 
     Images are scaled to [0, 1]; tables are standardised by the training part's statistics. Sets that come without a
     split get one fixed, stratified split in 80 and 20 percent.
+
+    Args:
+        name: "digits" (which comes with scikit-learn), "covertype", "ldpa", "walking-activity", "mnist",
+            "fashion-mnist" or "cifar-10".
+        folder: where the file is, or is to be written.
+
+    Returns:
+        A `Dataset`: `train` and `test`, each with `inputs` and `targets`, and `n_classes`.
+
+    Example:
+        >>> digits = load("digits")
+        >>> digits.train.inputs.shape, digits.n_classes
+        (torch.Size([1437, 1, 8, 8]), 10)
     """
     if name == "digits":
         from sklearn.datasets import load_digits

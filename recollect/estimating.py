@@ -84,14 +84,14 @@ def estimate(
         targets: those of the inputs; made up if there are none and the loss is one of the named ones.
         size: how many examples to keep: a whole number, or a fraction of all up to 1.
         rows: how many examples there will be, if not as many as there are inputs.
-        target: the name of the targets, where they are an entry of each dict or a column of the table.
+        target: the name of the targets, if they are an entry of each dict or a column of the table.
         **options: those of `select`.
 
     Returns:
         An `Estimate`: seconds and bytes, the seconds of each part, and the numbers of rows and of candidates.
 
     Raises:
-        ValueError: an argument is not what it must be, or the number of rows or the targets are not known.
+        ValueError: an argument is wrong, or the number of rows or the targets are not known.
 
     Example:
         >>> from recollect import models

@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 
 def mlp(n_features: int, n_classes: int, hidden: Sequence[int] = (128, 128)) -> nn.Sequential:
-    """Fully connected layers with ReLU; the paper's network for tables.
+    """Fully connected layers with ReLU: the paper's network for tables.
+
+    Args:
+        n_features: how many numbers an example has; images are flattened.
+        n_classes: how many outputs there are.
+        hidden: the widths of the hidden layers.
 
     Example:
         >>> mlp(54, 7)(torch.zeros(2, 54)).shape
@@ -22,7 +27,13 @@ def mlp(n_features: int, n_classes: int, hidden: Sequence[int] = (128, 128)) -> 
 
 
 def cnn(input_shape: tuple[int, int, int], n_classes: int) -> nn.Sequential:
-    """Three 5x5 convolutions with 32, 32 and 64 filters, each pooled 2x2, then 256 units; for small images.
+    """A convolutional network: the paper's network for MNIST and Fashion-MNIST.
+
+    It has three 5x5 convolutions with 32, 32 and 64 filters, each pooled 2x2, then 256 units.
+
+    Args:
+        input_shape: channels, height and width; at least 8 x 8.
+        n_classes: how many outputs there are.
 
     Example:
         >>> cnn((1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
@@ -94,6 +105,10 @@ class ResNet(nn.Module):
 
 def resnet18(n_classes: int, in_channels: int = 3) -> ResNet:
     """ResNet-18 as in torchvision: its layout, initialisation and parameter names.
+
+    Args:
+        n_classes: how many outputs there are.
+        in_channels: how many channels an image has.
 
     Example:
         >>> sum(p.numel() for p in resnet18(10).parameters())

@@ -41,16 +41,16 @@ def matching_error(
 ) -> float:
     """How far the coreset's gradient is from the gradient of all, at initialisations it has not seen.
 
-    This is the objective itself (Eq. 3), without projection: the norm of the difference of the two gradient sums
-    over the norm of the full one, over `inits` draws that no selection uses, whatever its seed. For the squared error
-    a draw is a model whose outputs are scaled to the targets of `data`, as in selecting.
+    This is the objective itself (Eq. 3), without projection: the norm of the difference of the two gradient sums,
+    divided by the norm of the full one, at `inits` initialisations that no selection uses, whatever its seed. For the
+    squared error, outputs are scaled to the targets of `data`, as in selecting.
 
     Args:
         make_model: returns a freshly initialised model at each call.
         data: all inputs and targets.
         coreset: row numbers of `data` with weights, or a memory's batch.
         loss: as for selecting.
-        scale_outputs: as for selecting, by all targets of `data`.
+        scale_outputs: as for selecting, but by all targets of `data`.
         class_weight: as for selecting: how much each class counts in the gradient of all.
         weights: how many each example of `data` stands for, if not for one.
         init: as for selecting.
@@ -64,7 +64,7 @@ def matching_error(
         The error as a share of the full gradient: 0 is a perfect match, and an empty coreset would have 1.
 
     Raises:
-        ValueError: an argument is not what it must be, or the coreset names rows that `data` has not.
+        ValueError: an argument is wrong, or the coreset names rows that `data` does not have.
 
     Example:
         >>> from recollect import models

@@ -43,7 +43,7 @@ PAPER: dict[str, Any] = {
     "relative": False,
     "nonnegative": "clip",
 }
-"""The paper's settings, as keyword arguments of `select` and `GradientMatching`."""
+"""The paper's settings, as keyword arguments of `select` and `GradientMatching`: `select(..., **PAPER)`."""
 
 
 @full_precision()
@@ -80,46 +80,49 @@ def select(
     progress: bool = False,
     cluster: str | None = None,
 ) -> Coreset:
-    """Choose the few weighted examples whose loss gradients add up to those of all.
+    """Choose a few examples, with weights, whose loss gradients add up to those of all.
 
     A dataset, a loader or any iterable of batches is read once and never held in memory (unless `shortlist` is None).
-    The choice is the same as for the same examples in tensors.
-    `PAPER` holds the paper's settings as keyword arguments.
+    The choice is the same as for the same examples in tensors. `PAPER` holds the paper's settings as keyword arguments.
 
     Args:
         make_model: returns a freshly initialised model at each call.
         inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without `targets`, a
             torch dataset, a loader that does not shuffle, or an iterable of batches (inputs, targets).
-        targets: one row per example, unless the inputs have them.
+        targets: one per example, such as class numbers; left out if the inputs have them.
         size: how many examples to keep: a whole number, or a fraction of all up to 1.
-        target: the name of the targets, where they are an entry of each dict or a column of the table.
-        loss: a name or a function of outputs and targets that returns one loss per example.
+        target: the name of the targets, if they are an entry of each dict or a column of the table.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy", or a function of outputs and targets that
+            returns one loss per example.
         inits: S, the number of initialisations at which gradients are matched.
-        dim: d, numbers per initialisation that a gradient is projected to.
-        layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
+        dim: d, how many numbers a gradient is reduced to at each initialisation.
+        layers: whose gradients are matched: "last" (the last linear layer), "all", names of modules, or "auto": the
             last one where targets are class numbers and the model ends in a linear layer, otherwise all.
         projection: "auto" (None for a last layer whose two factors are no longer than `dim`, otherwise "kronecker"),
             "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
-        init_scale: multiplies what was drawn.
-        calibrate: give fresh BatchNorm layers the statistics of the first examples.
-        scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
-        batch_size: examples per pass; bounds memory and changes nothing else, but for rounding.
+        init_scale: multiplies the initial parameters.
+        calibrate: give fresh BatchNorm layers the statistics of the first examples, instead of none.
+        scale_outputs: scale the outputs of fresh models to the spread of the first targets; "auto" does so for squared
+            error.
+        batch_size: examples per pass; bounds memory, and changes the result by rounding at most.
         device: where to compute.
-        shortlist: how many candidates are drawn at random for each example that is kept, ten by default. All examples
-            count in what is matched. None makes all of them candidates, as in the paper.
-        class_weight: how much each class counts, as in scikit-learn: None for its frequency, "balanced" for all classes
-            alike, or a dict of factors by class. Weights then approximate the sum of all losses times these factors.
+        shortlist: how many candidates there are for each example that is kept, drawn at random. All examples count in
+            what is matched. None makes all of them candidates, as in the paper.
+        class_weight: how much each class counts, as in scikit-learn: None for as often as it comes, "balanced" for all
+            classes the same, or a dict of factors by class. Weights then approximate the sum of all losses times these
+            factors.
         min_per_class: keep at least this many examples of each class.
         rule: "least-squares" picks the row that improves the fit most, "inner-product" as in the paper.
-        regularization: lambda, the pull of the weights towards the centre.
-        relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
-        center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
-        tolerance: stop as soon as the relative residual is this small.
-        nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
+        regularization: lambda, how strongly the weights are pulled towards `center`.
+        relative: True makes lambda a multiple of the embeddings' mean squared norm; False is absolute, as in the paper.
+        center: "uniform" pulls weights towards the best equal weight for all, "zero" towards zero.
+        tolerance: stop as soon as the matching error is this small.
+        nonnegative: True replaces rows with negative weights by others, "clip" sets the weights to zero, False leaves
+            them.
         hold_count: pull the weights towards adding up to the number of examples, at the cost of some matching error.
             Memories do so by default, as they are mixed with new examples of weight one; here it is off.
-        exact: one pick per scan of all candidates instead of several.
+        exact: scan all candidates for each pick, instead of picking several per scan; slower.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.
         cluster: use a Ray cluster; the examples may then be a Ray Dataset. "auto" is the cluster that this machine
@@ -127,12 +130,12 @@ def select(
 
     Returns:
         A `Coreset`: `indices`, row numbers in the order in which they were picked, not sorted; `weights`, one for each;
-        and `error`, the matching error at the draws that were used to choose. There may be fewer rows than `size`,
-        where no other row would help or `tolerance` is reached.
+        and `error`, the matching error at the initialisations that were used to choose. There may be fewer rows than
+        `size`, if no other row would help or `tolerance` is reached.
 
     Raises:
-        ValueError: an argument is not what it must be, there are fewer examples than `size`, or some input, target or
-            gradient is NaN or infinite. Nothing has changed then.
+        ValueError: an argument is wrong, there are fewer examples than `size`, or some input, target or gradient is NaN
+            or infinite.
 
     Example:
         >>> from recollect import models

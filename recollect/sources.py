@@ -65,7 +65,7 @@ def examples_of(inputs: Any, targets: Any = None, target: str | None = None) -> 
     Args:
         inputs: arrays or tables, one row per example, with `targets`; or both in one: a pair, a dict or table whose
             `target` is named, a torch dataset, a loader, or any iterable of batches.
-        targets: one row per example, unless the inputs have them.
+        targets: one per example, such as class numbers; left out if the inputs have them.
         target: the name of the targets, where they are an entry of a dict or a column of a table.
 
     Example:

@@ -65,18 +65,19 @@ _KEEP_BYTES = 2**29  # draws are kept between calls while they fit in this, and 
 
 
 class GradientEmbedding:
-    """Maps labelled examples to vectors whose inner products estimate those of their loss gradients.
+    """Turns examples into vectors whose inner products estimate those of their loss gradients.
 
-    An embedding is the example's gradient at each of S freshly initialised models, projected to `dim`
-    numbers each, one after the other, over sqrt(S). It depends on the seed alone: not on training, not on the
-    batch size, not on the other examples. Models are copies of what `make_model` returns, which is left as it was.
+    An embedding holds the example's gradients at S freshly initialised models, each reduced to `dim` numbers and
+    divided by sqrt(S). It depends on the example and the seed alone: not on training, not on the batch size, not on the
+    other examples. Models are copies of what `make_model` returns, which is left as it was.
 
     Args:
         make_model: returns a freshly initialised model at each call.
-        loss: a name or a function of outputs and targets that returns one loss per example.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy", or a function of outputs and targets that
+            returns one loss per example.
         inits: S, the number of initialisations.
         dim: numbers per initialisation; a gradient that is no longer is kept exactly.
-        layers: which parameters' gradients: "last" (the last linear layer: a forward pass is enough), "all", names of
+        layers: whose gradients are matched: "last" (the last linear layer: a forward pass is enough), "all", names of
             modules, or "auto": the last one where targets are class numbers and the model ends in a linear layer,
             otherwise all.
         projection: "kronecker" (a projection of each layer's two factors, which never forms a gradient),
@@ -84,7 +85,7 @@ class GradientEmbedding:
             outer product of two factors of no more than `dim` numbers together, otherwise "kronecker".
         init: "default" (as make_model leaves it), "kaiming_uniform", "kaiming_normal", or a function
             that redraws the parameters of the model it is given.
-        init_scale: multiplies what was drawn.
+        init_scale: multiplies the initial parameters.
         calibrate: give fresh BatchNorm layers the statistics of the first examples; otherwise they do nothing.
         scale_outputs: let the outputs of each draw vary as the targets of the first examples do; "auto" does so for
             the squared error. True does so for a loss of your own that compares quantities.
@@ -93,7 +94,7 @@ class GradientEmbedding:
         seed: the same seed gives the same embeddings.
 
     Attributes:
-        prepared: what was decided on first sight of data; None until then. It stays the same from then on.
+        prepared: what was decided when the first data came, and never changes; None before.
 
     Example:
         >>> make_model = lambda: nn.Linear(3, 2)
@@ -149,7 +150,7 @@ class GradientEmbedding:
         Args:
             inputs: a tensor, or a dict or tuple of tensors, one row per example.
             targets: one row per example.
-            prepared: by what `prepare` returned; by default what the first examples that were embedded decided.
+            prepared: what `prepare` returned; by default what the first examples that were embedded decided.
             progress: show a progress bar in a terminal.
         """
         inputs, targets = check_examples(inputs, targets)
@@ -201,7 +202,7 @@ class GradientEmbedding:
             inputs: a tensor, or a dict or tuple of tensors, one row per example.
             targets: one row per example.
             weights: by how much each example counts; by one if None.
-            prepared: by what `prepare` returned; by default what the first examples that were embedded decided.
+            prepared: what `prepare` returned; by default what the first examples that were embedded decided.
             progress: show a progress bar in a terminal.
         """
         return self.total_and_losses(inputs, targets, weights=weights, prepared=prepared, progress=progress)[0]

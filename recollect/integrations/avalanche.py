@@ -32,15 +32,15 @@ _PORTION = 512  # examples read at a time
 
 
 class MemoryBuffer(ExemplarsBuffer):  # type: ignore[misc]
-    """A storage policy that lets a memory choose.
+    """A storage policy of Avalanche that lets a memory choose what to keep.
 
     It also works with Avalanche's own plugins, which train without the weights, such as
     `ReplayPlugin(mem_size=memory.capacity, storage_policy=...)`. Examples are kept as they are after the transforms for
     evaluation.
 
     Args:
-        memory: any memory of `recollect`. What it holds already, as one that was loaded, counts as of task 0, which is
-            Avalanche's label where there are no tasks.
+        memory: any memory of `recollect`. Examples that it already holds get the task label 0, as Avalanche gives where
+            there are no tasks.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -95,7 +95,7 @@ class WeightedReplayPlugin(SupervisedPlugin):  # type: ignore[misc]
     Args:
         memory: any memory of `recollect`.
         batch_size: new examples per minibatch; the strategy's by default.
-        batch_size_mem: remembered examples per minibatch; as many by default.
+        batch_size_mem: remembered examples per minibatch; as many as new ones by default.
         loss: a function of outputs and targets that returns one loss per example; the strategy's criterion without its
             reduction by default.
     """
@@ -139,7 +139,7 @@ class WeightedReplayPlugin(SupervisedPlugin):  # type: ignore[misc]
 
 
 class WeightedGDumbPlugin(GDumbPlugin):  # type: ignore[misc]
-    """GDumb from a memory: a model that is trained from scratch on what is kept, with its weights in the loss.
+    """GDumb with a memory: the model is trained from scratch on what is kept, with its weights in the loss.
 
     Args:
         memory: any memory of `recollect`.

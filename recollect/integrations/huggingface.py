@@ -55,30 +55,30 @@ def select(
     seed: int = 0,
     progress: bool = False,
 ) -> Dataset:
-    """Choose the few weighted rows whose loss gradients add up to those of all.
+    """Choose a few rows, with weights, whose loss gradients add up to those of all.
 
-    Their weights add up to about the number of all, as they are to be mixed with new rows of weight one. For the
-    options that are not here, take `tensors`, `recollect.select(..., hold_count=True)` and `weighted`, which is all
-    that it does.
+    The weights add up to about the number of all rows, so that the chosen ones can be mixed with new rows of weight
+    one. This calls `tensors`, `recollect.select(..., hold_count=True)` and `weighted`: call these for other options.
 
     Args:
-        make_model: returns a freshly initialised model at each call, as from its configuration. If it returns a
-            pretrained model with nothing drawn anew, one initialisation is enough: pass `inits=1`.
+        make_model: returns a freshly initialised model at each call, such as one made from its configuration. If
+            nothing in it is random, as in a pretrained model, pass `inits=1`.
         dataset: the rows to choose from.
         size: how many to keep.
         columns: what the model is called with.
         target: the column of labels; a column "label" is found too.
         collator: pads rows to one length; not needed if they have one.
         weight: the name of the new column.
-        loss: a name or a function of logits and labels that returns one loss per row; by default what the model's
-            kind is trained by, with the labelled places of a row added up.
+        loss: a name, or a function of logits and labels that returns one loss per row; by default the loss of the
+            model's kind, added up over the labelled places of a row.
         inits: S, the number of initialisations at which gradients are matched.
-        dim: d, numbers per initialisation that a gradient is projected to.
-        layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
+        dim: d, how many numbers a gradient is reduced to at each initialisation.
+        layers: whose gradients are matched: "last" (the last linear layer), "all", names of modules, or "auto": the
             last one where labels are class numbers and the model ends in a linear layer, otherwise all.
         batch_size: rows per pass; bounds memory and changes nothing else.
         device: where to compute.
-        shortlist: how many rows per kept one are candidates, ten by default, drawn at random; None for all.
+        shortlist: how many candidates there are for each row that is kept, drawn at random; None makes all rows
+            candidates.
         seed: the same seed gives the same choice.
         progress: show progress bars in a terminal.
 
@@ -159,7 +159,7 @@ def tensors(
 
 
 def weighted(dataset: Dataset, coreset: Coreset, *, weight: str = WEIGHT) -> Dataset:
-    """The chosen rows, in order, with a column of their weights, which saving and pushing keep.
+    """The chosen rows, in order, with a column of weights, which is kept when they are saved or pushed to the Hub.
 
     Args:
         dataset: the rows that were chosen from.
@@ -175,7 +175,7 @@ def weighted(dataset: Dataset, coreset: Coreset, *, weight: str = WEIGHT) -> Dat
 
 
 def mix(new: Dataset, kept: Dataset, *, weight: str = WEIGHT) -> Dataset:
-    """New rows, each with weight one, and the kept ones with theirs: what to train on so that the old stays known.
+    """Join new rows, each with weight one, and kept rows with their weights, to train on both.
 
     Args:
         new: rows with the columns of the kept ones but for the weight.
@@ -242,15 +242,14 @@ def _shifts(model: nn.Module) -> bool:
 
 
 class WeightedTrainer(Trainer):  # type: ignore[misc]
-    """A `Trainer` whose loss counts the column of weights.
+    """A `Trainer` whose loss uses the column of weights.
 
     Args:
         *args: as for `Trainer`.
         weight: the name of the column of weights.
-        loss: a function of logits and labels that returns one loss per row; by default what the model's kind is
-            trained by.
-        **kwargs: as for `Trainer`; the arguments of training need `remove_unused_columns=False`, or the weights would
-            be dropped.
+        loss: a function of logits and labels that returns one loss per row; by default the loss of the model's kind.
+        **kwargs: as for `Trainer`; the `TrainingArguments` need `remove_unused_columns=False`, or the weights would be
+            dropped.
     """
 
     loss_is_scaled_for_ga = True  # compute_loss divides by what all batches of a step hold

@@ -15,15 +15,15 @@ with needed_for("lightning"):
 
 
 class RehearsalCallback(Callback):  # type: ignore[misc]
-    """Shows a memory, when a fit is over, what it was trained on.
+    """Updates a memory after each fit, and saves it in checkpoints.
 
-    Checkpoints hold the memory as it is when they are written: one that is written during a fit, the memory before it,
-    so that the fit can be resumed. Under DDP every process shows its memory the whole dataset, so that all stay equal.
+    A checkpoint that is written during a fit holds the memory as it was before the fit, so that the fit can be resumed.
+    Under DDP every process updates its memory with the whole dataset, so that all memories stay equal.
 
     Args:
         memory: any memory of `recollect`.
-        new: in a `CombinedLoader` of several, the name or the number of the loader whose examples are new. The others,
-            such as what is remembered, are not shown again.
+        new: in a `CombinedLoader`, the name or the number of the loader whose examples are new. The memory is not
+            updated with those of other loaders.
 
     Example:
         >>> from recollect import Reservoir

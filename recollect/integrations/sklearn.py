@@ -208,23 +208,23 @@ def _can(method: str) -> Callable[[Any], bool]:
 
 
 class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[misc]
-    """A classifier that is fitted on a few weighted rows, whose gradients add up to those of all.
+    """A classifier that is fitted on a few rows, with weights, whose gradients add up to those of all.
 
-    A table with categories, dates or gaps is encoded as the command line does it. To encode it yourself, put the
+    A table with categories, dates or missing values is encoded as by the command line. To encode it yourself, put your
     steps before this one in a `Pipeline`.
 
     Args:
         estimator: any classifier that takes `sample_weight`, or a pipeline that ends in one; a logistic regression
             by default.
-        size: how many rows are kept at most, or which share of the first rows, but at least one for each class.
-        network: from the numbers of features and outputs to a fresh network, whose gradients are matched; the
-            paper's for tables by default.
+        size: how many rows are kept at most, or a share of the first rows; at least one for each class.
+        network: a function of the numbers of features and outputs that returns a fresh network, whose gradients are
+            matched; by default a small MLP.
         random_state: a seed or a `RandomState`; None is seed 0, so that fitting twice gives the same.
 
     Attributes:
         estimator_: the fitted estimator.
         sample_indices_: the chosen rows, as places among all rows since the first.
-        sample_weight_: for how many rows each of them stands.
+        sample_weight_: how many rows each of them represents.
         classes_: the labels.
 
     Example:
@@ -246,7 +246,7 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
         Args:
             X: rows of numbers, or a table.
             y: one label per row.
-            sample_weight: how many each row stands for, if not one.
+            sample_weight: how many rows each row counts as; one by default.
         """
         return self._wholly(lambda new: new._learn(X, y, None, sample_weight, first=True, stream=False))
 
@@ -257,13 +257,13 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
         classes: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
     ) -> Self:
-        """Take in more rows, choose anew among those kept and these, and fit the estimator on what is kept then.
+        """Take in more rows, choose among the kept and the new ones, and fit the estimator on what is kept.
 
         Args:
             X: rows of numbers, or a table, as before.
             y: one label per row.
             classes: all labels that will ever come; needed at the first call.
-            sample_weight: how many each row stands for, if not one.
+            sample_weight: how many rows each row counts as; one by default.
         """
         first = not hasattr(self, "estimator_")
         if first and classes is None:
@@ -323,22 +323,22 @@ class CoresetClassifier(ClassifierMixin, _CoresetEstimator):  # type: ignore[mis
 
 
 class CoresetRegressor(RegressorMixin, _CoresetEstimator):  # type: ignore[misc]
-    """A regressor that is fitted on a few weighted rows, whose gradients add up to those of all.
+    """A regressor that is fitted on a few rows, with weights, whose gradients add up to those of all.
 
-    A table with categories, dates or gaps is encoded as the command line does it.
+    A table with categories, dates or missing values is encoded as by the command line.
 
     Args:
         estimator: any regressor that takes `sample_weight`, or a pipeline that ends in one; a ridge regression by
             default.
-        size: how many rows are kept at most, or which share of the first rows.
-        network: from the numbers of features and outputs to a fresh network, whose gradients are matched; the
-            paper's for tables by default.
+        size: how many rows are kept at most, or a share of the first rows.
+        network: a function of the numbers of features and outputs that returns a fresh network, whose gradients are
+            matched; by default a small MLP.
         random_state: a seed or a `RandomState`; None is seed 0, so that fitting twice gives the same.
 
     Attributes:
         estimator_: the fitted estimator.
         sample_indices_: the chosen rows, as places among all rows since the first.
-        sample_weight_: for how many rows each of them stands.
+        sample_weight_: how many rows each of them represents.
 
     Example:
         >>> X = np.linspace(-1, 1, 200)[:, None]
@@ -356,17 +356,17 @@ class CoresetRegressor(RegressorMixin, _CoresetEstimator):  # type: ignore[misc]
         Args:
             X: rows of numbers, or a table.
             y: one number per row.
-            sample_weight: how many each row stands for, if not one.
+            sample_weight: how many rows each row counts as; one by default.
         """
         return self._wholly(lambda new: new._learn(X, y, sample_weight, first=True, stream=False))
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """Take in more rows, choose anew among those kept and these, and fit the estimator on what is kept then.
+        """Take in more rows, choose among the kept and the new ones, and fit the estimator on what is kept.
 
         Args:
             X: rows of numbers, or a table, as before.
             y: one number per row.
-            sample_weight: how many each row stands for, if not one.
+            sample_weight: how many rows each row counts as; one by default.
         """
         first = not hasattr(self, "estimator_")
         return self._wholly(lambda new: new._learn(X, y, sample_weight, first=first, stream=True))
@@ -380,20 +380,20 @@ class CoresetRegressor(RegressorMixin, _CoresetEstimator):  # type: ignore[misc]
 
 
 class CoresetSampler(_Chooser):
-    """For pipelines of imbalanced-learn: hands on the chosen rows, and loses their weights.
+    """A step for pipelines of imbalanced-learn, which passes on the chosen rows, but not their weights.
 
-    A sampler can return nothing but rows and labels, so what follows is fitted as if each row stood for one. That is
-    no estimate of the loss over all rows: where the weights matter, use `CoresetClassifier`, or fit with
-    `sample_weight_` yourself.
+    A sampler can return only rows and labels, so the next step is fitted as if all rows counted the same. To use the
+    weights, take `CoresetClassifier`, or fit with `sample_weight_` yourself.
 
     Args:
-        size: how many rows are kept at most, or which share of them, but at least one for each class.
-        network: from the numbers of features and outputs to a fresh network, whose gradients are matched.
+        size: how many rows are kept at most, or a share of them; at least one for each class.
+        network: a function of the numbers of features and outputs that returns a fresh network, whose gradients are
+            matched.
         random_state: a seed or a `RandomState`; None is seed 0.
 
     Attributes:
         sample_indices_: the chosen rows.
-        sample_weight_: for how many rows each of them stands.
+        sample_weight_: how many rows each of them represents.
 
     Example:
         >>> from sklearn.datasets import load_iris

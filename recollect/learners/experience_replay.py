@@ -22,25 +22,26 @@ Mix: TypeAlias = Literal["drawn", "weighted", "union", "halves", "counts"]
 class ExperienceReplay(Learner):
     """Trains on each arriving batch together with the memory; the model is kept, the memory updated afterwards.
 
-    Adam starts anew with each batch. The paper is silent on how new and remembered examples share a minibatch. Five
-    readings, of which the first two and the last estimate the loss over everything seen:
+    Adam starts anew with each batch. `mix` says how new and remembered examples share a minibatch. A new example has
+    weight one, a remembered one its memory weight. "drawn", "weighted" and "counts" estimate the loss over everything
+    seen.
 
-    - "drawn": minibatches from the union of both, in which a new example weighs one and a remembered one its memory
-      weight. Each comes as often as it weighs, as many in an epoch as the union has; in the loss all weigh one.
-    - "weighted": the shuffled union, in which each comes once and weighs as much in the loss. Its steps are uneven
-      where few examples stand for many.
-    - "union": the same, but all weigh one in the loss.
-    - "halves": each step takes `batch_size` new and `batch_size` remembered examples; the mean of both means.
-    - "counts": as "halves", with each mean weighted by how many examples it stands for.
+    - "drawn": minibatches drawn at random from both, in proportion to the weights; in the loss all count the same.
+    - "weighted": both, shuffled; each example comes once per epoch and has its weight in the loss. Steps are uneven if
+      few examples represent many.
+    - "union": the same, with all weights one.
+    - "halves": each step has `batch_size` new and `batch_size` remembered examples; the loss is the mean of both means.
+    - "counts": as "halves", with each mean weighted by how many examples it represents.
 
     Args:
         make_model: returns a freshly initialised model at each call.
         memory: any memory.
-        epochs: passes over each batch of the stream, and what is held with it.
+        epochs: passes over each batch of the stream, together with the memory.
         lr: Adam's learning rate.
         weight_decay: Adam's weight decay.
         batch_size: examples per step.
-        loss: a name or a function of outputs and targets that returns one loss per example.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy", or a function of outputs and targets that
+            returns one loss per example.
         optimizer: a function of a list of parameters that returns a torch optimizer, to be used instead of Adam.
         scheduler: a function of the optimizer and the number of steps that returns a torch scheduler of learning rates.
             It is stepped after each step; each training makes a new one.

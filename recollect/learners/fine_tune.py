@@ -22,7 +22,8 @@ class FineTune(Learner):
         lr: Adam's learning rate.
         weight_decay: Adam's weight decay.
         batch_size: examples per step.
-        loss: a name or a function of outputs and targets that returns one loss per example.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy", or a function of outputs and targets that
+            returns one loss per example.
         optimizer: a function of a list of parameters that returns a torch optimizer, to be used instead of Adam.
         scheduler: a function of the optimizer and the number of steps that returns a torch scheduler of learning rates.
             It is stepped after each step; each training makes a new one.

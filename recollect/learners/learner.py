@@ -19,9 +19,9 @@ from recollect.randomness import derive_seed
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Learner(ABC):
-    """Sees a stream batch by batch and can be asked for predictions at any time.
+    """Trains on a stream batch by batch, and makes predictions at any time.
 
-    A concrete learner says what it trains, in `pending`, and what else it does with a batch, in `observe`.
+    To write one of your own, define `observe`, which takes in a batch, and `pending`, which says what would be trained.
     """
 
     make_model: MakeModel = field(kw_only=False)
@@ -101,7 +101,7 @@ class Learner(ABC):
         return {"learner": type(self).__name__, "seed": self.seed, **memory, **self._learned()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on exactly where a learner stopped that was made with the same arguments. On any error it is as before.
+        """Continue exactly where a learner stopped that was made with the same arguments. On any error it is as before.
 
         Args:
             state: what `state_dict` returned.

@@ -45,7 +45,7 @@ def load_memory(
     features: Features | None = None,
     **functions: Any,
 ) -> Memory:
-    """Read a memory that `save` wrote; further updates give what they would have given without the pause.
+    """Read a memory that `save` wrote. It continues exactly where it stopped.
 
     Args:
         folder: where it was saved.

@@ -31,7 +31,8 @@ class GSS(Memory):
     Args:
         capacity: how many examples are kept at most.
         comparisons: how many kept examples each arriving one is compared with.
-        loss: a name or a function of outputs and targets that returns one loss per example.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy", or a function of outputs and targets that
+            returns one loss per example.
         dim: numbers per projected gradient.
         seed: decides comparisons and competitions.
     """

@@ -26,22 +26,24 @@ class LocalGradientMatching(Memory):
 
     Args:
         capacity: how many examples are kept at most.
-        loss: a name or a function of outputs and targets that returns one loss per example.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy", or a function of outputs and targets that
+            returns one loss per example.
         dim: numbers that a gradient is projected to.
-        layers: which parameters' gradients: "all", "last" (the last linear layer), names of modules, or "auto": the
+        layers: whose gradients are matched: "all", "last" (the last linear layer), names of modules, or "auto": the
             last one where targets are class numbers and the model ends in a linear layer, otherwise all.
         projection: "kronecker", "sparse" (the paper's), None, or "auto" (None for a last layer whose two factors are no
             longer than `dim`, otherwise "kronecker"); see `GradientEmbedding`.
         batch_size: examples per pass; bounds memory and changes nothing else.
         device: where to compute.
         rule: "least-squares" picks the row that improves the fit most, "inner-product" as in the paper.
-        regularization: lambda, the pull of the weights towards the centre.
-        relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
-        center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
-        tolerance: stop as soon as the relative residual is this small.
-        nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
+        regularization: lambda, how strongly the weights are pulled towards `center`.
+        relative: True makes lambda a multiple of the embeddings' mean squared norm; False is absolute, as in the paper.
+        center: "uniform" pulls weights towards the best equal weight for all, "zero" towards zero.
+        tolerance: stop as soon as the matching error is this small.
+        nonnegative: True replaces rows with negative weights by others, "clip" sets the weights to zero, False leaves
+            them.
         hold_count: let the weights add up to about the number of examples seen.
-        exact: one pick per scan of all candidates instead of several.
+        exact: scan all candidates for each pick, instead of picking several per scan; slower.
         seed: the same seed gives the same memory.
     """
 

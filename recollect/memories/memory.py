@@ -26,17 +26,16 @@ TOTAL, OWN = "total weight", "own weights"  # what is remembered where examples 
 
 
 class Memory(ABC):
-    """A bounded, weighted batch, revised as the stream arrives.
+    """Keeps a few weighted examples of a stream; what all memories have in common.
 
-    A concrete memory answers one question, in `choose`: of the examples held and those that
-    just arrived, which stay, and with what weight? Weights approximate a sum over all examples
-    seen, so they add up to about `total_weight`: `seen`, unless some stand for several.
+    `update` takes in examples, `batch` is what is held, `sample` and `loader` are for training. The weights add up to
+    about `total_weight`, which is the number of examples seen, unless some came with weights of their own. All tensors
+    of a memory are on one device, the CPU unless it is moved by `to`.
 
-    All tensors of a memory are on one device, the CPU unless it is moved by `to`; what arrives is brought there.
-
-    To write one of your own, define `choose`. Let the constructor take `capacity` and `seed` by name, and if it takes
-    more, let `options` return the rest: then `load_memory` can make it again, and `choose` finds what it
-    returned as `Choice.state` in `self._state`. If it looks at `arrived.weights`, say so by `counts_weights = True`.
+    To write a memory of your own, define `choose`: of the examples held and those that just arrived, which stay, and
+    with what weight? Let the constructor take `capacity` and `seed` by name, and if it takes more, let `options` return
+    the rest: then `load_memory` can make it again, and `choose` finds what it returned as `Choice.state` in
+    `self._state`. If it looks at `arrived.weights`, say so by `counts_weights = True`.
 
     Args:
         capacity: how many examples are kept at most.
@@ -77,7 +76,7 @@ class Memory(ABC):
 
     @property
     def total_weight(self) -> float:
-        """How many examples everything seen stands for: `seen`, unless some came with weights or were forgotten."""
+        """How many examples everything seen represents: `seen`, unless some came with weights or were forgotten."""
         return float(self._state[TOTAL]) if TOTAL in self._state else float(self.seen)
 
     def __len__(self) -> int:
@@ -99,7 +98,7 @@ class Memory(ABC):
         model: nn.Module | None = None,
         weights: Any = None,
     ) -> None:
-        """Take in examples and decide anew what stays. On any error the memory is as before.
+        """Take in examples, and choose again what to keep. On any error the memory is as before.
 
         A dataset, a loader or an iterable of batches is one update, as if all of it arrived at once. Most memories hold
         all of it during the update; gradient matching with a shortlist, a reservoir, a class-balanced memory and a
@@ -108,10 +107,10 @@ class Memory(ABC):
         Args:
             inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without
                 `targets`, a torch dataset, a loader, or an iterable of batches (inputs, targets).
-            targets: one row per example, unless the inputs have them.
-            target: the name of the targets, where they are an entry of each dict or a column of the table.
+            targets: one per example, such as class numbers; left out if the inputs have them.
+            target: the name of the targets, if they are an entry of each dict or a column of the table.
             model: the learner's current model, for memories that look at it.
-            weights: how many examples each one stands for, such as the weights of another memory's `batch`; one by
+            weights: how many examples each one represents, such as the weights of another memory's `batch`; one by
                 default. An example of weight zero counts as seen and is never kept.
         """
         source = self._source(inputs, targets, target, weights, model)
@@ -262,12 +261,12 @@ class Memory(ABC):
         return as_sample(self.batch.take(order[:n]))
 
     def loader(self, batch_size: int, shuffle: bool = True) -> Loader:
-        """Minibatches of (inputs, targets, weights), in a new order at each pass, of what is held when it begins."""
+        """Minibatches of (inputs, targets, weights) of what the memory holds, in a new order at each pass."""
         return Loader(self, check_count("batch_size", batch_size), check_flag("shuffle", shuffle))
 
     @property
     def dataset(self) -> WeightedDataset:
-        """What is held, now and after each update, as a torch dataset of (inputs, target, weight)."""
+        """What the memory holds, as a torch dataset of (inputs, target, weight) that follows each update."""
         return WeightedDataset(self)
 
     def to(self, device: str | torch.device) -> Self:
@@ -288,7 +287,7 @@ class Memory(ABC):
         write_folder(folder, *self._description())
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole memory as tensors and plain values, to go into a checkpoint and to `load_state_dict`."""
+        """The whole memory as tensors and plain values, for a checkpoint and for `load_state_dict`."""
         description, tensors = self._description()
         return {**description, "tensors": tensors}
 
@@ -314,7 +313,8 @@ class Memory(ABC):
     def options(self) -> dict[str, Any]:
         """What the constructor takes beside `capacity`, `seed` and `make_model`, as plain data.
 
-        Functions cannot be saved: `plain_options` marks them, and they are passed to `load_memory` again.
+        Functions cannot be saved: pass the options through `plain_options`, which marks them; they are then passed to
+        `load_memory` again.
         """
         return {}
 

@@ -27,7 +27,7 @@ def rehearsal_loader(
     seed: int = 0,
     **options: Any,
 ) -> "DataLoader[Sample]":
-    """Batches of (inputs, targets, weights) from new examples, which weigh one, and those that the memory holds now.
+    """Minibatches of (inputs, targets, weights) that mix new examples, of weight one, with those that the memory holds.
 
     With the loss `sum(weights * losses) / sum(weights)`, a pass estimates the loss over everything: what the memory has
     seen, and what is new. So it is made before the memory is updated with the new examples. By default they are mixed

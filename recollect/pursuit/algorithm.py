@@ -84,15 +84,15 @@ def pursue(
         rule: "least-squares" picks the row that improves the fit most once all weights are refitted;
             "inner-product" the one with the largest product with what is left to match, as in the paper: rows with
             large norms come first.
-        regularization: lambda, the pull of the weights towards the centre.
+        regularization: lambda, how strongly the weights are pulled towards `center`.
         relative: lambda is a multiple of the candidates' mean squared norm, so that scaling them
             changes nothing; otherwise it is absolute, as in the paper.
         center: "uniform" pulls towards the best equal weight for all (Sec. 2.3), "zero" towards zero.
-        tolerance: stop as soon as the relative residual is this small.
+        tolerance: stop as soon as the matching error is this small.
         nonnegative: True drops rows with negative weights and picks others until `size` have positive ones or no other
             row would help; "clip" sets them to zero, as in the paper; False leaves them.
         hold_count: False lets the weights add up to whatever matches best, also where `count` is given.
-        exact: one pick per scan of all candidates instead of several.
+        exact: scan all candidates for each pick, instead of picking several per scan; slower.
         progress: show a progress bar in a terminal.
 
     Example:

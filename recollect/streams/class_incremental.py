@@ -6,7 +6,11 @@ from recollect.streams.stream import Stream, part
 
 
 def class_incremental(dataset: Dataset, classes_per_task: int = 2) -> Stream:
-    """Classes 0 and 1, then 2 and 3, and so on (App. B.1); those of which there are no examples are passed over.
+    """A stream in which classes arrive in groups: 0 and 1, then 2 and 3, and so on (App. B.1).
+
+    Args:
+        dataset: what is divided; classes without examples are passed over.
+        classes_per_task: how many classes arrive in each batch.
 
     Example:
         >>> from recollect import datasets

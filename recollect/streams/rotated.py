@@ -14,7 +14,12 @@ from recollect.streams.stream import Stream, part
 
 
 def rotated(dataset: Dataset, angles: Sequence[float] = (0, 90, 180, 270), seed: int = 0) -> Stream:
-    """One random fold of the images per angle in degrees, in training and in test part alike (App. B.1).
+    """A stream of images that are rotated by another angle in each batch (App. B.1).
+
+    Args:
+        dataset: images; each batch has its own random part of them, for training and for testing.
+        angles: in degrees, one for each batch.
+        seed: decides which image is in which batch.
 
     Example:
         >>> from recollect import datasets

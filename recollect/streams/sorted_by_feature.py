@@ -9,7 +9,12 @@ from recollect.streams.stream import Stream, part
 
 
 def sorted_by_feature(dataset: Dataset, feature: int = 0, batches: int = 10) -> Stream:
-    """Rows sorted by a feature, stably, and cut into batches of nearly equal size (App. B.1).
+    """A stream of rows that are sorted by a feature and cut into batches of nearly equal size (App. B.1).
+
+    Args:
+        dataset: what is sorted.
+        feature: the number of the column to sort by.
+        batches: how many batches there are.
 
     Example:
         >>> from recollect import datasets

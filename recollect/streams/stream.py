@@ -9,12 +9,12 @@ from recollect.datasets import Examples
 
 @dataclass(frozen=True)
 class Stream:
-    """Batches in the order in which they arrive.
+    """Batches in the order in which they arrive, and test data.
 
     Attributes:
-        batches: inputs and targets of each.
-        test: what the learner is judged by, over all of the stream.
-        tests: the part of `test` that belongs to each batch, for accuracy per task.
+        batches: inputs and targets of each batch.
+        test: inputs and targets to test on, of the whole stream.
+        tests: the part of `test` that belongs to each batch, for the accuracy on each task.
     """
 
     batches: list[Examples]

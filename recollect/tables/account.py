@@ -14,17 +14,17 @@ from recollect.terminal import cell, counted
 
 @dataclass(frozen=True)
 class Described:
-    """One column, for people.
+    """One column of an `Account`.
 
     Attributes:
-        name: of the column.
-        kind: number, date, category, target, ignored, or nothing if it has one value or none.
-        values: how many rows have one.
-        missing: how many do not, words for it and stray values counted.
+        name: its name.
+        kind: number, date, category, target or ignored; empty if it has at most one value.
+        values: how many rows have a value.
+        missing: how many do not.
         distinct: how many different values there are, if that is known.
-        examples: the first few.
-        features: into how many numbers it goes.
-        note: what else should be known.
+        examples: the first few values.
+        features: how many numbers it becomes.
+        note: what is unusual about it.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Account:
-    """All columns of one or several files, and what the files were read as.
+    """What `columns` returns: how files and their columns were read. `account["name"]` is one column.
 
     Attributes:
         files: how each file was read, by its name, in the order in which they came.
@@ -59,7 +59,7 @@ class Account:
 
     @property
     def aside(self) -> list[Described]:
-        """The columns that are kept but not looked at."""
+        """The columns that are kept but not used for choosing."""
         return [column for column in self.columns if column.kind == "ignored"]
 
     def __getitem__(self, name: str) -> Described:
@@ -69,7 +69,7 @@ class Account:
         return {**asdict(self), "features": self.features}
 
     def notes(self) -> Iterator[str]:
-        """What nobody asked for and everybody should know, in a line each."""
+        """What is unusual about the files, in a line each."""
         for how, names in _grouped(self.files).items():
             if how not in PLAIN:
                 yield f"{_listed(names)}: read as {how}"

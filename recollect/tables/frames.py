@@ -42,11 +42,11 @@ def select(
     memory_limit: int | str = "4GB",
     progress: bool = False,
 ) -> Any:
-    """Choose a few rows that stand for all, with a column of their weights.
+    """Choose a few rows that represent all, with a column of weights.
 
-    Columns are understood as by the command `recollect select`: numbers, dates and categories in any of the usual forms
-    are encoded, identifiers and free text are set aside, and all come out as they went in. `columns` shows what is made
-    of each.
+    Columns are read as by the command `recollect select`: numbers, dates and categories in any of the usual forms are
+    encoded, identifiers and free text are not used for choosing, and all come out as they went in. `columns` shows what
+    is made of each.
 
     Args:
         data: a table of pandas, polars or pyarrow, or a batch of pyarrow; or files: a path, a glob, a folder, an
@@ -54,19 +54,19 @@ def select(
         target: the column to be predicted.
         size: how many rows to keep.
         memory: "clustering" (k-means by class), "recollect" (gradient matching), "reservoir", "class-balanced" or
-            "sliding-window". "auto" is "recollect" where class weights, places by class or a network are given, which
-            need it, and "clustering" otherwise.
+            "sliding-window". "auto" is "clustering", unless `class_weight`, `min_per_class` or `network` is given,
+            which need "recollect".
         task: "classification" or "regression"; decided by the target's values if None.
         ignore: columns that are kept but not looked at.
-        kinds: what columns are, by name, where it is not to be recognised: "number", "date", "date-dmy", "date-mdy",
+        kinds: what columns are, by name, if they are read wrongly: "number", "date", "date-dmy", "date-mdy",
             "category" or "ignored".
-        class_weight: None, or "balanced" to let every class count alike.
+        class_weight: None, or "balanced" to let all classes count the same.
         min_per_class: how many rows of each class are kept at least.
         weight_name: of the column of weights; "weight" by default, "recollect_weight" if there is one of that name.
         network: builds the network whose gradients are matched, from the numbers of features and of outputs.
-        reading: how files are read, where it is not to be recognised, and whether rows without a target are left out.
+        reading: how files are read, if they are recognised wrongly, and whether rows without a target are left out.
         seed: the same seed gives the same choice.
-        memory_limit: bytes, or text such as "4GB"; more rows than fit are taken in one block after the other.
+        memory_limit: bytes, or text such as "4GB"; more rows than fit are read block by block.
         progress: show progress bars.
 
     Returns:
@@ -121,7 +121,7 @@ def columns(
     kinds: Mapping[str, str] | None = None,
     reading: Reading | None = None,
 ) -> Account:
-    """What each column of a table or of files is read as, and into how many features it goes.
+    """Show what each column of a table or of files is read as, and how many features it becomes.
 
     Args:
         data: as for `select`.

@@ -31,24 +31,24 @@ _COPIES = 12  # of a block's rows at most, while others than gradient matching c
 
 @dataclass(frozen=True)
 class Settings:
-    """What a memory of table rows is asked to do; fixed when it is made.
+    """The options of a store; they are fixed once it has taken in a file.
 
     Attributes:
         target: the column to be predicted.
         size: how many rows are kept at most.
-        memory: a name of `TABLE_MEMORIES`; "auto" is "recollect", gradient matching, which is what a store is for. Who
-            chooses from a table once asks `memory_once` instead.
+        memory: "recollect" (gradient matching), "clustering", "reservoir", "class-balanced" or "sliding-window". "auto"
+            is "recollect".
         task: "classification" or "regression"; decided by the target's values if None.
         ignore: columns that are kept but not looked at.
-        classes: for how many classes there is room; twice as many as in the first file by default.
+        classes: how many classes there may be; by default twice as many as in the first file, at least 16.
         model: where the user's own network comes from, as "module:function"; the paper's MLP if None.
         seed: the same seed and files give the same memory.
-        memory_limit: bytes; rows are taken in as many at a time as fit.
-        kinds: what columns are, by name, where it is not to be recognised: one of `KINDS`.
+        memory_limit: in bytes; as many rows are taken in at a time as fit.
+        kinds: what columns are, by name, if they are read wrongly: one of `KINDS`.
         weight_name: what the column of weights is called; "weight", or another name if there is one, by default.
-        class_weight: None, or "balanced" to let every class count alike.
+        class_weight: None, or "balanced" to let all classes count the same.
         min_per_class: how many rows of each class are kept at least.
-        reading: how files are read, as far as it is not to be recognised.
+        reading: how files are read, if they are recognised wrongly.
     """
 
     target: str

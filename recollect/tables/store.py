@@ -85,14 +85,14 @@ T = TypeVar("T")
 
 
 class Store:
-    """A folder that remembers rows of tables, with weights, whatever happens to the machine.
+    """A memory of table rows in a folder, which survives crashes.
 
-    An update is there wholly or not at all; a file that was taken before is not counted twice; two updates at once wait
-    for one another; the same files in the same order with the same seed give the same rows, bit for bit. Whatever is
-    wrong with a file or the folder is a `ValueError` of one sentence, and the store is as before.
+    An update happens completely or not at all; a file that was taken in before is not counted twice; two updates at
+    once wait for one another; the same files in the same order with the same seed give the same rows, bit for bit. If
+    something is wrong with a file or the folder, a `ValueError` says so in one sentence, and the store is unchanged.
 
     Args:
-        folder: where it is; `Store.create` makes one.
+        folder: where the store is; `Store.create` makes one.
 
     Example:
         >>> import tempfile, pyarrow as pa, pyarrow.parquet
@@ -130,7 +130,7 @@ class Store:
 
     @classmethod
     def create(cls, folder: str | Path, settings: Settings) -> "Store":
-        """Make an empty store in a new or empty folder, or over a store that has taken in nothing."""
+        """Make an empty store in a new or empty folder, or in place of a store that has taken in nothing."""
         folder = Path(folder)
         settings.check_room()
         if folder.is_file():
@@ -175,7 +175,7 @@ class Store:
         return self._pointer().number
 
     def load(self, make_network: MakeNetwork | None = None) -> TableMemory:
-        """The memory as it is now; the user's own network is only needed to go on."""
+        """The memory as it is now. `table()` of it gives the kept rows; your own network is not needed to read it."""
         return self.read(make_network)[0]
 
     def read(self, make_network: MakeNetwork | None = None) -> tuple[TableMemory, list[Entry]]:
@@ -264,18 +264,18 @@ class Store:
         progress: bool = False,
         workers: Workers | None = None,
     ) -> list[Update]:
-        """Take in files one after the other; each is there wholly or not at all.
+        """Take in files one after the other; each is taken in completely or not at all.
 
         Args:
             files: tables with the columns of the first: a path, a glob, a folder or an address, or several of these.
-            reading: how these files are read, where it is not as the store says.
+            reading: how these files are read, if not as the store says.
             ignore: columns that are taken as missing in these files, or left out if the first file did not have them.
-            make_network: the user's own network, if the store was made for one.
+            make_network: your own network, if the store was made for one.
             force: take in a file again that was taken before.
-            wait: for another update to end; else that is an error.
-            say: told when waiting, and how long it will take, if it takes long.
+            wait: wait for another update to end; False makes that an error.
+            say: a function that is given messages, such as how long an update will take.
             progress: show progress bars in a terminal, and a line every half minute elsewhere.
-            workers: of a cluster, who read the files; this process does by default.
+            workers: those of a Ray cluster, to read the files; by default this process does.
         """
         reading = (reading or Reading()).over(self.settings.reading)
         with ExitStack() as stack:
@@ -426,7 +426,7 @@ class Store:
 
     @classmethod
     def recover(cls, folder: Path) -> Recovery:
-        """Point a damaged store at its newest generation that is whole; one that is whole is left as it is."""
+        """Make a damaged store go back to its newest complete version; a complete store is left as it is."""
         numbers = sorted(int(match[1]) for path in entries(folder) if (match := GENERATION.fullmatch(path.name)))
         if not numbers:
             raise ValueError(f"a store to recover must hold a generation, got none in {str(folder)!r}: make a new one")

@@ -56,36 +56,39 @@ class GradientMatching(Matching):
         make_model: returns a freshly initialised model at each call; or a `GradientEmbedding`, which then decides all
             options of gradients; or None, to read a saved memory.
         capacity: how many examples are kept at most.
-        loss: a name or a function of outputs and targets that returns one loss per example.
+        loss: "cross_entropy", "squared_error", "binary_cross_entropy", or a function of outputs and targets that
+            returns one loss per example.
         inits: S, the number of initialisations at which gradients are matched.
-        dim: d, numbers per initialisation that a gradient is projected to.
-        layers: which parameters' gradients: "last" (the last linear layer), "all", names of modules, or "auto": the
+        dim: d, how many numbers a gradient is reduced to at each initialisation.
+        layers: whose gradients are matched: "last" (the last linear layer), "all", names of modules, or "auto": the
             last one where targets are class numbers and the model ends in a linear layer, otherwise all.
         projection: "auto" (None for a last layer whose two factors are no longer than `dim`, otherwise "kronecker"),
             "kronecker", "sparse" (the paper's) or None; see `GradientEmbedding`.
         init: "default", "kaiming_uniform", "kaiming_normal", or a function that redraws a model's parameters.
-        init_scale: multiplies what was drawn.
+        init_scale: multiplies the initial parameters.
         calibrate: give fresh BatchNorm layers the statistics of the stream's first examples.
-        scale_outputs: let the draws' outputs vary as the targets of the first examples do; "auto" for squared error.
-        batch_size: examples per pass; bounds memory and changes nothing else, but for rounding.
+        scale_outputs: scale the outputs of fresh models to the spread of the first targets; "auto" does so for squared
+            error.
+        batch_size: examples per pass; bounds memory, and changes the result by rounding at most.
         device: where to compute.
-        shortlist: how many candidates are drawn at random for each place, ten by default. All examples count in what is
+        shortlist: how many candidates there are for each place, drawn at random. All examples count in what is
             matched. Later batches get candidates in proportion to their share of everything seen, but at least two for
             each place and a thousand in all. None makes all examples candidates, as in the paper.
-        class_weight: how much each class counts, as in scikit-learn: None for its frequency, "balanced" for all classes
-            alike, or a dict of factors by class. Weights then approximate the sum of all losses times these factors,
-            which under "balanced" follow the frequencies of everything seen.
+        class_weight: how much each class counts, as in scikit-learn: None for as often as it comes, "balanced" for all
+            classes the same, or a dict of factors by class. Weights then approximate the sum of all losses times these
+            factors, which under "balanced" follow the frequencies of everything seen.
         min_per_class: keep at least this many examples of each class seen; fewer if there is no room.
         rule: "least-squares" picks the row that improves the fit most, "inner-product" as in the paper.
-        regularization: lambda, the pull of the weights towards the centre.
-        relative: lambda is a multiple of the embeddings' mean squared norm; otherwise absolute, as in the paper.
-        center: "uniform" pulls towards the best equal weight for all, "zero" towards zero.
-        tolerance: stop as soon as the relative residual is this small.
-        nonnegative: True replaces rows with negative weights, "clip" sets those to zero, False leaves them.
+        regularization: lambda, how strongly the weights are pulled towards `center`.
+        relative: True makes lambda a multiple of the embeddings' mean squared norm; False is absolute, as in the paper.
+        center: "uniform" pulls weights towards the best equal weight for all, "zero" towards zero.
+        tolerance: stop as soon as the matching error is this small.
+        nonnegative: True replaces rows with negative weights by others, "clip" sets the weights to zero, False leaves
+            them.
         hold_count: pull the weights towards adding up to the number of examples seen, or to what they stand for.
             Learners that mix them with new examples of weight one need that. It costs some matching error, and is
             approximate: the weights of a handful of examples, which match little, add up to less.
-        exact: one pick per scan of all candidates instead of several.
+        exact: scan all candidates for each pick, instead of picking several per scan; slower.
         seed: the same seed gives the same memory; that of the embedding, if one is given.
         progress: show progress bars in a terminal.
         cluster: use a Ray cluster for updates of more examples than a shortlist, and for Ray Datasets: "auto" is the
@@ -233,7 +236,7 @@ class GradientMatching(Matching):
         weights: Any = None,
         candidates: Dictionary | None = None,
     ) -> None:
-        """Take in examples and decide anew what stays. On any error the memory is as before.
+        """Take in examples, and choose again what to keep. On any error the memory is as before.
 
         A dataset, a loader or an iterable of batches is one update, as if all of it arrived at once; with a shortlist,
         it is looked at once and never held whole.
@@ -242,11 +245,11 @@ class GradientMatching(Matching):
             inputs: a tensor, an array or a table, or a dict or tuple of them, one row per example; or, without
                 `targets`, a torch dataset, a loader, or an iterable of batches (inputs, targets); or, where there is a
                 cluster, a Ray Dataset.
-            targets: one row per example, unless the inputs have them.
-            target: the name of the targets, where they are an entry of each dict or a column of the table.
-            model: not looked at.
-            weights: how many each example stands for, where they already stand for several, as the `batch` of another
-                memory; one each by default. Those that stand for none are seen, and not kept.
+            targets: one per example, such as class numbers; left out if the inputs have them.
+            target: the name of the targets, if they are an entry of each dict or a column of the table.
+            model: not used.
+            weights: how many examples each one represents, such as the weights of another memory's `batch`; one by
+                default. An example of weight zero counts as seen and is never kept.
             candidates: the embeddings of these examples, as the memory's `embedding.dictionary` gave them.
         """
         if is_ray_dataset(inputs):

@@ -28,16 +28,16 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class Reading:
-    """How files are to be read, as far as somebody said so; what is None is recognised.
+    """How files are to be read; what is None is recognised from their content.
 
     Attributes:
-        format: one of `FORMATS`; a file's content and ending decide if None.
-        delimiter: one character between the values of a text table; "tab" and the like are understood.
+        format: "csv", "parquet", "arrow", "ndjson", "json", "npz" or "xlsx".
+        delimiter: the character between the values of a text table, or its name, such as "tab".
         decimal: "." or ",", for numbers that are text.
         encoding: of the characters, such as "latin-1".
-        sheet: the name of a sheet of an xlsx file; the first that is not hidden by default.
-        skip_bad_rows: leave out, and count, rows that cannot be read; they are an error otherwise.
-        drop_missing_target: leave out, and count, rows whose target is missing; they are an error otherwise.
+        sheet: the name of a sheet of an xlsx file; by default the first that is not hidden.
+        skip_bad_rows: leave out and count rows that cannot be read; otherwise they are an error.
+        drop_missing_target: leave out and count rows whose target is missing; otherwise they are an error.
     """
 
     format: Format | None = None
