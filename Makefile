@@ -41,6 +41,7 @@ mutants: .venv/installed
 
 docs: .venv/installed
 	$(BIN)/recollect report --results results/paper.jsonl --output docs/reproduction.md
+	$(BIN)/python docs/commands.py
 	$(BIN)/python -m pytest tests/test_docs.py
 
 # Strictly: a link or an anchor that leads nowhere is an error.

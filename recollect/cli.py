@@ -47,7 +47,7 @@ def demo(
         "recollect-demo.png"
     ),
 ) -> None:
-    """Watch four memories of handwritten digits: under a minute, no downloads."""
+    """See it work on handwritten digits. Takes under a minute, and downloads nothing."""
     from recollect.demo import draw_demo, print_demo, run_demo
 
     check_output(output, (".png", ".svg", ".pdf"))
@@ -73,7 +73,7 @@ def run(
     every_task: Annotated[bool, typer.Option("--every-task", help="Test after every batch of the stream.")] = False,
     results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results.jsonl"),
 ) -> None:
-    """Run one experiment, keep its result, and show it; what is in the file already is not run again."""
+    """Run one experiment and show its result. What the file of results holds already is not run again."""
     from recollect.experiments import Experiment, open_store
     from recollect.experiments import run as run_experiment
 
@@ -117,7 +117,7 @@ def reproduce(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what is left, and how long it may take.")] = False,
     cluster: Annotated[str | None, typer.Option(help="Run on a Ray cluster: auto, or its address.")] = None,
 ) -> None:
-    """Run the experiments behind one of the paper's tables or figures; may be stopped and continued at any time."""
+    """Run the paper's tables and figures. You may stop it and continue at any time."""
     from recollect.experiments import TARGETS, estimate_seconds, in_words, open_store, outstanding
     from recollect.experiments import reproduce as reproduce_experiments
 
@@ -148,7 +148,7 @@ def report(
         "recollect.html"
     ),
 ) -> None:
-    """Write results beside the paper's: one self-contained page, or Markdown with figures in images/ beside it."""
+    """Write results as a web page or Markdown. The page shows them beside the paper's and needs no network."""
     from recollect.datasets import find
     from recollect.experiments import coverage, open_store
     from recollect.files import write_atomically
@@ -171,7 +171,7 @@ def report(
 
 @app.command()
 def datasets() -> None:
-    """List the data sets, and say which are here and where."""
+    """List the data sets. Shows which are here, and where."""
     from recollect.datasets import NAMES, SOURCES, find
 
     table = Table()

@@ -1,6 +1,7 @@
 """The code in the README and the documentation runs."""
 
 import re
+import runpy
 import shlex
 import tomllib
 from collections import Counter
@@ -188,6 +189,12 @@ def test_the_readme_of_a_package_index_leads_nowhere_but_to_addresses() -> None:
     targets = re.findall(r"\]\(([^)]*)\)", shown)
     assert len(targets) > 20
     assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_the_page_of_the_command_line_is_what_the_commands_say() -> None:
+    """If not, `python docs/commands.py` writes it anew."""
+    made = runpy.run_path(str(ROOT / "docs" / "commands.py"))
+    assert made["write_page"]() == made["PAGE"].read_text()
 
 
 def test_pages_that_are_meant_to_have_code_do() -> None:

@@ -56,7 +56,7 @@ def add_commands(app: typer.Typer) -> None:
 def columns(
     files: Files, target: Annotated[str | None, typer.Option(help="The column to be predicted.")] = None, **options: Any
 ) -> None:
-    """Show what each column of tables is read as, and into how many features it goes; nothing is written."""
+    """Show how tables are read. Says for each column what it is and how many features it becomes; writes nothing."""
     from recollect.tables.conforming import examine_files, read_as
     from recollect.tables.reading import opened
 
@@ -84,7 +84,7 @@ def select(
     dry_run: DryRun = False,
     **options: Any,
 ) -> None:
-    """Choose a few rows of tables that stand for all, each with its weight, and write them."""
+    """Choose a few rows of tables. They represent all rows, each with a weight, and are written to a table."""
     from recollect.tables import WRITTEN, export_table, select_rows
     from recollect.tables.documents import check_outside
 
@@ -125,7 +125,7 @@ def select(
 def init(
     store: Folder, target: Target, size: Size, files: SomeFiles = None, dry_run: DryRun = False, **options: Any
 ) -> None:
-    """Make an empty store, a memory in a folder; one that has taken in nothing is replaced."""
+    """Make a store: a memory in a folder. A store that has taken in nothing is replaced."""
     from recollect.tables import Store
     from recollect.tables.reading import opened
 
@@ -152,7 +152,7 @@ _SETTABLE = {"target": (Target, ""), "size": (Size, 0), **CHOOSING, **CLASSES, *
 
 @takes(optional(_SETTABLE), SAYING)
 def set_(store: Folder, **options: Any) -> None:
-    """Give a store other settings, as long as it has taken in nothing; columns are added to those named before."""
+    """Change the settings of a new store. It must be empty still; columns are added to those that were named before."""
     from recollect.tables import Store
 
     opened = Store(store)
@@ -186,7 +186,7 @@ def update(
     wait: Annotated[bool, typer.Option(help="Wait for another update to end.")] = True,
     **options: Any,
 ) -> None:
-    """Take files into a store; a file that was taken before is not counted twice."""
+    """Take files into a store. A file that was taken in before is not counted twice."""
     from recollect.tables import Store
 
     memory, network = Store(store), _network(options["model"])
@@ -215,7 +215,7 @@ def update(
 
 @takes(SAYING)
 def export(store: Folder, output: Output, **options: Any) -> None:
-    """Write the rows that a store keeps, as they came, with their weights and places in the stream."""
+    """Write the rows that a store keeps. They are unchanged, with two more columns: their weight and place."""
     from recollect.tables import WRITTEN, Store, export_table
     from recollect.tables.documents import check_outside
 
@@ -233,7 +233,7 @@ def inspect(
     html: Annotated[Path | None, typer.Option(help="Also write a page with plots.")] = None,
     **options: Any,
 ) -> None:
-    """Show what a store has seen and keeps, by class and by file, and how well it matches."""
+    """Show what a store has seen and keeps. By class and by file, with the matching error."""
     from recollect.tables import Store
     from recollect.tables.documents import check_outside
     from recollect.tables.inspecting import inspection, page, terminal_tables
@@ -257,7 +257,7 @@ def inspect(
 
 @takes(SAYING)
 def recover(store: Folder, **options: Any) -> None:
-    """Point a damaged store at its newest generation that is whole."""
+    """Repair a damaged store. It goes back to its newest complete version."""
     from recollect.tables import Store
 
     found = Store.recover(store)

@@ -18,7 +18,9 @@ Files = Annotated[
     list[str],
     typer.Argument(help="Tables: files, globs, folders, addresses (s3://...) or - for standard input."),
 ]
-SomeFiles = Annotated[list[str] | None, typer.Argument(help="Tables to check the settings with; none is taken in.")]
+SomeFiles = Annotated[
+    list[str] | None, typer.Argument(help="Tables to check the settings with; they are not taken in.")
+]
 Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
 Target = Annotated[str, typer.Option(help="The column to be predicted.")]
 Size = Annotated[int, typer.Option(help="How many rows to keep.")]
@@ -36,9 +38,9 @@ _As = Annotated[
     list[str] | None,
     typer.Option("--as", help="NAME=KIND: number, date, date-dmy, date-mdy, category or ignored; may be repeated."),
 ]
-_Ignore = Annotated[list[str] | None, typer.Option(help="A column to keep but not look at; may be repeated.")]
-_ClassWeight = Annotated[str | None, typer.Option(help="balanced: every class counts alike, however rare.")]
-_MinPerClass = Annotated[int, typer.Option(help="Keep at least so many rows of each class.")]
+_Ignore = Annotated[list[str] | None, typer.Option(help="A column to keep but not use for choosing; may be repeated.")]
+_ClassWeight = Annotated[str | None, typer.Option(help="balanced: all classes count the same, however rare.")]
+_MinPerClass = Annotated[int, typer.Option(help="Keep at least this many rows of each class.")]
 _WeightName = Annotated[str | None, typer.Option(help="The name of the column of weights; weight by default.")]
 _Model = Annotated[str | None, typer.Option(help="Your own network, as module:function of (features, outputs).")]
 _Classes = Annotated[int | None, typer.Option(help="How many classes there can be; twice the first file's by default.")]
@@ -48,18 +50,20 @@ _Limit = Annotated[str, typer.Option(help="How much memory to use at most.")]
 _Format = Annotated[
     str | None, typer.Option(help="csv, parquet, arrow, ndjson, json, npz or xlsx; recognised by default.")
 ]
-_Delimiter = Annotated[str | None, typer.Option(help="Between values: a character, or tab; recognised by default.")]
-_Decimal = Annotated[str | None, typer.Option(help="The decimal mark, . or , ; recognised by default.")]
-_Encoding = Annotated[str | None, typer.Option(help="Of characters, such as latin-1; recognised by default.")]
+_Delimiter = Annotated[str | None, typer.Option(help="The character between values, or tab; recognised by default.")]
+_Decimal = Annotated[str | None, typer.Option(help="The decimal mark: a point or a comma; recognised by default.")]
+_Encoding = Annotated[
+    str | None, typer.Option(help="The encoding of characters, such as latin-1; recognised by default.")
+]
 _Sheet = Annotated[str | None, typer.Option(help="A sheet of an xlsx file; the first that is not hidden by default.")]
 _SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and count them.")]
 _DropMissing = Annotated[
     bool, typer.Option("--drop-missing-target", help="Leave out rows without a target, and count them.")
 ]
-_Quiet = Annotated[bool, typer.Option("--quiet", help="Say nothing unless something is wrong.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing unless something is wrong.")]
 _Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, for scripts.")]
 
-_Cluster = Annotated[str | None, typer.Option(help="Let the workers of a Ray cluster read: auto, or its address.")]
+_Cluster = Annotated[str | None, typer.Option(help="Let the workers of a Ray cluster read: auto, or an address.")]
 
 CLUSTER: Options = {"cluster": (_Cluster, None)}
 MODEL: Options = {"model": (_Model, None)}
