@@ -13,8 +13,8 @@ OPENING = """# Command line
 
 <!-- Written by docs/commands.py: do not edit. -->
 
-All commands begin with `recollect`. For those about tables, [tables in files](../tables.md) is a tutorial. Bad input ends
-with one sentence and exit code 2, an interrupt with exit code 130.
+All commands begin with `recollect`. For those about tables, [tables in files](../tables.md) is a tutorial. Bad input
+ends with one sentence and exit code 2, an interrupt with exit code 130.
 
 """
 
