@@ -257,7 +257,7 @@ def _at_hand(
     inputs, targets = source
     labels = seen = None
     if classes != (None, 0):
-        labels = class_labels(targets, COUNTED)
+        labels = class_labels(targets, COUNTED).cpu()
         seen = Tally.of(labels)
         if (needed := int(seen.counts.clamp(max=classes[1]).sum())) > size:
             raise ValueError(f"size must be at least the {needed} places that min_per_class asks for, got {size}")

@@ -11,6 +11,7 @@ import recollect as rc
 from recollect.candidates import shortlisted
 from tests.networks import LABELS, NETWORKS
 from tests.oracles import gradients_by_torch_func
+from tests.second_device import DEVICE, SecondDevice
 
 make_model = partial(rc.models.mlp, 6, 3)
 
@@ -176,3 +177,15 @@ def test_the_error_can_be_measured_without_statistics_of_the_first_examples() ->
         lambda: nn.Sequential(nn.Linear(3, 6), nn.Flatten(), nn.ReLU(), nn.Linear(6, 2)), data, coreset, inits=2
     )
     assert plain == pytest.approx(by_hand, rel=0.2)  # fresh BatchNorm does nothing, but for its own gradients
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"shortlist": None}, {"class_weight": "balanced", "shortlist": None}, {"min_per_class": 2, "shortlist": 2.0}],
+)
+def test_examples_may_be_on_another_device_than_gradients(options: dict[str, Any]) -> None:
+    inputs, targets = torch.randn(60, 6, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    wanted = rc.select(make_model, inputs, targets, 10, inits=2, **options)
+    with SecondDevice():
+        found = rc.select(make_model, inputs.to(DEVICE), targets.to(DEVICE), 10, inits=2, **options)
+    assert torch.equal(found.indices, wanted.indices) and torch.equal(found.weights, wanted.weights)
