@@ -33,7 +33,7 @@ LINES, RESULTS, TESTS_NOW = WORK / "lines.json", WORK / "results.jsonl", WORK / 
 TESTS = (
     *("test_selection.py", "test_pursuit.py", "test_gradient_matching.py", "test_embedding.py", "test_memories.py"),
     *("test_rows.py", "test_training.py", "test_storage.py", "test_inputs.py", "test_stored_choices.py"),
-    *("test_standouts.py", "test_surroundings.py"),
+    *("test_standouts.py", "test_surroundings.py", "test_foreign_models.py"),
     *("contracts/test_memories.py", "contracts/test_learners.py"),
 )
 OPTIONS = ("-q", "-x", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")

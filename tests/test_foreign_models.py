@@ -182,8 +182,19 @@ class Gain(nn.Module):
         return self.layer(x) * self.gain + self.shift  # type: ignore[no-any-return]
 
 
+class Pooled(nn.Module):
+    """A gain for each number of a sequence, here of one step, over which the mean is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.gains, self.head = nn.Linear(8, 6), nn.Parameter(torch.randn(6)), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.body(x)[:, None] * self.gains).mean(1))  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("first", [1, 2])
-@pytest.mark.parametrize("make_model", [Halves, Gain])
+@pytest.mark.parametrize("make_model", [Halves, Gain, Pooled])
 @pytest.mark.filterwarnings("ignore:some gradients are computed by torch.func")
 def test_gradients_are_right_whatever_few_examples_came_first(make_model: Any, first: int) -> None:
     assert deviation(make_model, *examples(), first=first) < 1e-5

@@ -157,7 +157,10 @@ class _Planner:
         self._rounding = 1e-6 * max((size for p in probes for size in p.largest.values()), default=0.0)
 
     def _listen(self, probe: Probe, **options: Any) -> Heard:
-        return listen(self._model, self._names, probe.inputs, probe.targets, self._losses, **options)
+        def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+            return probe.weigh(self._losses(outputs, targets))
+
+        return listen(self._model, self._names, probe.inputs, probe.targets, losses, **options)
 
     def plan(self, used: set[str]) -> Plan:
         layouts: dict[Key, Layout] = {}

@@ -24,8 +24,10 @@ Truth: TypeAlias = list[dict[str, Tensor | None]]
 class Probe(NamedTuple):
     """A few examples that ways of computing gradients are tried on, and the gradients of each by autograd.
 
+    Each loss is multiplied by another factor, which tells examples apart that are alike.
+
     Attributes:
-        truth: the gradients of each example; none of parameters that its loss does not depend on.
+        truth: the gradients of each example, times its factor; none of parameters that its loss does not depend on.
         largest: number in the gradients of each parameter, whatever its sign.
     """
 
@@ -38,7 +40,18 @@ class Probe(NamedTuple):
     def n(self) -> int:
         return len(self.targets)
 
-    def knowing(self, truth: Truth) -> "Probe":
+    def weigh(self, losses: Tensor) -> Tensor:
+        """Losses of these examples, or of them several times, each times its factor."""
+        factors = torch.linspace(1, 2, self.n, dtype=losses.dtype, device=losses.device)
+        return losses * factors.repeat(len(losses) // self.n)
+
+    def knowing(self, alone: Truth) -> "Probe":
+        """With the gradients of each example alone."""
+        factors = self.weigh(torch.ones(self.n)).tolist()
+        truth: Truth = [
+            {name: None if g is None else f * g for name, g in example.items()}
+            for f, example in zip(factors, alone, strict=True)
+        ]
         sizes: dict[str, list[float]] = {}
         for example in truth:
             for name, gradient in example.items():
@@ -54,7 +67,7 @@ class Probe(NamedTuple):
 def probes_of(inputs: Inputs, targets: Tensor) -> list[Probe]:
     """The first examples, and some of all that there are, neither ascending nor descending.
 
-    Where there are fewer, some come again: with a single one, any place would do for the examples.
+    Where there are fewer, some come again: one example alone does not show which dimension is that of the examples.
     """
     n = len(targets)
     spread = torch.linspace(0, n - 1, len(_MIXED)).round().long()
@@ -131,7 +144,7 @@ def check_sums(model: nn.Module, names: list[str], probe: Probe, losses: LossFun
     parameters = dict(model.named_parameters())
     with torch.enable_grad():
         outputs = forward(model, map_inputs(lambda t: torch.cat([t, t]), probe.inputs))
-        total = losses(outputs, torch.cat([probe.targets, probe.targets])).sum()
+        total = probe.weigh(losses(outputs, torch.cat([probe.targets, probe.targets]))).sum()
     largest = max(probe.largest.values(), default=0.0)
     for name, together in zip(names, gradients_of(total, [parameters[name] for name in names]), strict=True):
         known = [gradient for example in probe.truth if (gradient := example[name]) is not None]
