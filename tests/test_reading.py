@@ -22,11 +22,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from openpyxl.chart import BarChart
 
-from recollect.tables import columns
+from recollect.tables import Settings, Store, columns, select
 from recollect.tables.blocks import cut_blocks
 from recollect.tables.reading import (
     Reading,
     Skipped,
+    Source,
     characters,
     columnar,
     find_files,
@@ -259,7 +260,7 @@ def test_a_file_is_read_once_however_it_is_spelled(tmp_path: Path, monkeypatch: 
     assert find_files(spellings) == [Path("q1.csv")]
     with opened(spellings) as sources:
         assert [source.name for source in sources] == ["q1.csv"]
-    assert found_at(spellings) == [("q1.csv", tmp_path / "q1.csv")]
+    assert found_at(spellings) == [("q1.csv", tmp_path / "q1.csv", ())]
 
 
 def test_folders_that_links_lead_to_are_looked_into_once(tmp_path: Path) -> None:
@@ -274,14 +275,52 @@ def test_folders_that_links_lead_to_are_looked_into_once(tmp_path: Path) -> None
     assert [path.relative_to(days).as_posix() for path in find_files([str(days)])] == ["a.csv", "again/deep/b.csv"]
 
 
-def test_columns_that_folders_name_are_said_not_to_be_read(tmp_path: Path) -> None:
+def partitioned(folder: Path) -> Path:
+    """A table as Hive and Spark write it, of which two files hold the same but for what their folders say."""
     rows = pa.table({"x": [1.5, 2.5] * 30, "y": ["a", "b", "c"] * 20})
     for year in (2023, 2024):
-        (tmp_path / f"year={year}").mkdir()
-        pyarrow.parquet.write_table(rows, tmp_path / f"year={year}" / f"of{year}.parquet")
-    account = columns(tmp_path, "y")
-    note = "of2023.parquet, of2024.parquet: read as parquet, without what the names of its folders say of year"
-    assert note in list(account.notes())
+        for city in ("S%C3%A3o Paulo", "__HIVE_DEFAULT_PARTITION__"):
+            (path := folder / "sales" / f"year={year}" / f"city={city}").mkdir(parents=True)
+            pyarrow.parquet.write_table(rows.append_column("own", pa.array([str(year)] * 60)), path / "part.parquet")
+    return folder / "sales"
+
+
+def test_what_the_names_of_folders_say_becomes_columns(tmp_path: Path) -> None:
+    sales = partitioned(tmp_path)
+    for files in (sales, f"{sales}/year=*/*/*.parquet", f"{tmp_path}/*"):
+        chosen = select(files, "y", 300, memory="reservoir")
+        assert chosen.column_names == ["x", "y", "own", "year", "city", "row", "weight"] and len(chosen) == 240
+        assert chosen.column("year").to_pylist() == chosen.column("own").to_pylist()
+        assert set(chosen.column("city").to_pylist()) == {"São Paulo", None}
+    note = "part.parquet: read as parquet, with year, city as the names of its folders say"
+    assert note in list(columns(sales, "y").notes())
+    [told] = columns(sales / "year=2024", "y").files.values()
+    assert told == "parquet, with city as the names of its folders say, without what they say of year"
+    alone = sales / "year=2024" / "city=S%C3%A3o Paulo" / "part.parquet"
+    assert [column.name for column in columns(alone, "own").columns] == ["x", "y", "own"]
+    assert columns(alone, "y").files == {
+        "part.parquet": "parquet, without what the names of its folders say of year, city"
+    }
+
+
+def test_the_columns_of_a_file_come_before_what_its_folders_say(tmp_path: Path) -> None:
+    (tmp_path / "x=9").mkdir()
+    (tmp_path / "x=9" / "a.csv").write_text("x,y\n1,a\n2,b\n")
+    [source] = opened_once(tmp_path)
+    assert pa.concat_tables(pieces(source)).to_pydict() == {"x": ["1", "2"], "y": ["a", "b"]}
+
+
+def test_files_that_differ_in_their_folders_alone_are_both_taken(tmp_path: Path) -> None:
+    sales = partitioned(tmp_path)
+    store = Store.create(tmp_path / "store", Settings("y", 300, "reservoir"))
+    assert [done.seen for done in store.update(sales)] == [60, 120, 180, 240]
+    assert [done.taken for done in store.update(sales)] == [None] * 4
+    assert set(store.load().rows.column("year").to_pylist()) == {"2023", "2024"}
+
+
+def opened_once(folder: Path) -> list[Source]:
+    with opened([str(folder)]) as sources:
+        return sources
 
 
 def test_standard_input_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch) -> None:

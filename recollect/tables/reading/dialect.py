@@ -2,9 +2,11 @@
 
 import re
 from array import array
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +14,15 @@ from numpy.typing import NDArray
 Format: TypeAlias = Literal["csv", "parquet", "arrow", "ndjson", "json", "npz", "xlsx"]
 Compression: TypeAlias = Literal["gzip", "bz2", "xz", "zstd", "zip"]
 Decimal: TypeAlias = Literal[".", ","]
+Folders: TypeAlias = tuple[tuple[str, str | None], ...]
+"""Columns that the names of folders say, and their values."""
 
 FORMATS: tuple[Format, ...] = ("csv", "parquet", "arrow", "ndjson", "json", "npz", "xlsx")
 TEXTS: tuple[Format, ...] = ("csv", "ndjson", "json")
 """Formats that are text, which may be compressed and in any character encoding."""
 
 _PARTITION = re.compile(r"[^\W\d]\w*=.+")  # a folder as Hive and Spark have them
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _DELIMITERS = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " "}
 _SPOKEN = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "pipes", " ": "spaces"}
 
@@ -131,6 +136,7 @@ class Source:
         path: where its bytes are.
         dialect: how to read them.
         reading: what somebody said about that.
+        folders: what the names of folders say, such as year=2024, in columns that the file need not have.
         groups: which row groups of a Parquet file; all if None.
         address: where whoever reads it must copy it from first, if it is at no path.
         digest: of the content, which must still be the same then.
@@ -140,6 +146,7 @@ class Source:
     path: Path
     dialect: Dialect
     reading: Reading = field(default_factory=Reading)
+    folders: Folders = ()
     groups: tuple[int, int] | None = None
     address: str | None = None
     digest: str | None = None
@@ -152,12 +159,27 @@ class Source:
         """How it is read, for people, and what is not.
 
         Example:
-            >>> print(Source("year=2024/month=1/a.parquet", Path("a.parquet"), Dialect("parquet")).read_as)
-            parquet, without what the names of its folders say of year, month
+            >>> path = Path("year=2024/month=1/a.parquet")
+            >>> print(Source(str(path), path, Dialect("parquet"), folders=(("month", "1"),)).read_as)
+            parquet, with month as the names of its folders say, without what they say of year
         """
-        said = [part.partition("=")[0] for part in Path(self.name).parts[:-1] if _PARTITION.fullmatch(part)]
-        about = f", without what the names of its folders say of {', '.join(said)}" if said else ""
+        read = [name for name, _ in self.folders]
+        left_out = [name for name, _ in said_by_folders(Path(self.name).parts[:-1]) if name not in read]
+        about = f", with {', '.join(read)} as the names of its folders say" if read else ""
+        if left_out:
+            about += f", without what {'they' if read else 'the names of its folders'} say of {', '.join(left_out)}"
         return f"{self.dialect}{about}".encode(errors="replace").decode()  # a name need not be text
+
+
+def said_by_folders(names: Iterable[str]) -> Folders:
+    """Columns and their values in the names of folders, as Hive and Spark write them.
+
+    Example:
+        >>> said_by_folders(["sales", "year=2024", "city=S%C3%A3o Paulo", "shop=__HIVE_DEFAULT_PARTITION__"])
+        (('year', '2024'), ('city', 'São Paulo'), ('shop', None))
+    """
+    found = [name.split("=", 1) for name in names if _PARTITION.fullmatch(name)]
+    return tuple((name, None if value == _NO_VALUE else unquote(value)) for name, value in found)
 
 
 @dataclass

@@ -44,6 +44,7 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
     try:
         for piece in READERS[source.dialect.format](source, skipped):
             piece.validate(full=True)  # a damaged file may hold offsets that lead out of its buffers
+            piece = _with_folders(piece, source)
             if schema is None:
                 schema = piece.schema
                 _check_names(source, schema)
@@ -69,6 +70,14 @@ def pieces(source: Path | Source, skipped: Skipped | None = None) -> Generator[p
             hint = f" in the sheet {source.dialect.sheet!r} of {source.dialect.sheets}: pass {option('sheet')}"
         raise UnreadableError(f"{source.name!r} must hold at least one row, got none{hint}")
     skipped.start += rows + skipped.rows - left_out
+
+
+def _with_folders(piece: pa.Table, source: Source) -> pa.Table:
+    """The same rows with a column for what each folder says, unless the file has one of that name."""
+    for name, value in source.folders:
+        if name not in piece.schema.names:
+            piece = piece.append_column(name, pa.repeat(pa.scalar(value, pa.string()), piece.num_rows))
+    return piece
 
 
 def parts(source: Source) -> list[Source]:

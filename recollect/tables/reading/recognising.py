@@ -13,7 +13,16 @@ from typing import IO
 
 from recollect.tables.reading.characters import open_recoded, recognise_encoding
 from recollect.tables.reading.compression import ENDINGS, compression_of, only_member, open_content
-from recollect.tables.reading.dialect import TEXTS, Compression, Dialect, Format, Reading, Source, UnreadableError
+from recollect.tables.reading.dialect import (
+    TEXTS,
+    Compression,
+    Dialect,
+    Folders,
+    Format,
+    Reading,
+    Source,
+    UnreadableError,
+)
 from recollect.tables.reading.sheets import sheet_names
 
 SUFFIXES: dict[str, Format] = {
@@ -37,17 +46,23 @@ _LIMIT = Lock()
 _EXCEL = re.compile(r"sep=(.)\s*\Z", flags=re.IGNORECASE)
 
 
-def recognise(path: Path, reading: Reading | None = None, name: str | None = None) -> Source:
+def recognise(
+    path: Path,
+    reading: Reading | None = None,
+    name: str | None = None,
+    folders: Folders = (),
+) -> Source:
     """How a file is read: as somebody said, or as its content shows.
 
     Args:
         path: where it is.
         reading: what somebody said.
         name: what people call it, if that is not its path.
+        folders: what the names of its folders say.
     """
     reading, name = reading or Reading(), name or str(path)
     try:
-        return Source(name, path, _dialect(path, reading, name), reading)
+        return Source(name, path, _dialect(path, reading, name), reading, folders)
     except UnreadableError:
         raise
     except Exception as error:  # whatever a damaged file brings about

@@ -15,12 +15,13 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import takewhile
 from os.path import realpath
 from pathlib import Path
 from typing import IO, Any
 
 from recollect.tables.reading.compression import ENDINGS, open_content
-from recollect.tables.reading.dialect import Reading, Source, UnreadableError
+from recollect.tables.reading.dialect import Folders, Reading, Source, UnreadableError, said_by_folders
 from recollect.tables.reading.recognising import SUFFIXES, recognise
 from recollect.tables.wording import option
 
@@ -38,36 +39,49 @@ def opened(patterns: Iterable[str], reading: Reading | None = None) -> Iterator[
                 found.append(_copied(pattern, Path(folder, f"{i}{_endings(pattern)}"), reading))
             else:
                 known = {realpath(source.path) for source in found}
-                found += [recognise(path, reading) for path in find_files([pattern]) if realpath(path) not in known]
+                some = [path for path in find_files([pattern]) if realpath(path) not in known]
+                found += [recognise(path, reading, folders=_folders(path, pattern)) for path in some]
         yield found
 
 
-def found_at(patterns: Iterable[str]) -> list[tuple[str, Path | str]]:
+def found_at(patterns: Iterable[str]) -> list[tuple[str, Path | str, Folders]]:
     """The files and addresses that patterns stand for, in order, each once: what people call them, and where they are.
 
-    Nothing is read: that is for others, who may be on other machines.
+    Nothing is read: that is for others, who may be on other machines. Beside each stands what its folders say.
     """
-    found: list[Path | str] = []
+    found: list[tuple[str, Path | str, Folders]] = []
+    known: set[str] = set()
     for pattern in dict.fromkeys(patterns):
         if pattern == STANDARD_INPUT:
             raise ValueError(
                 "the workers of a cluster read files and addresses, got standard input, which comes to this process "
                 f"alone: write it to a file first, or leave out {option('cluster')}"
             )
-        known = {realpath(where) for where in found if isinstance(where, Path)}
-        some = [pattern] if _ADDRESS.match(pattern) else find_files([pattern])
-        found += [where for where in some if isinstance(where, str) or realpath(where) not in known]
-    return [(str(where), where.absolute() if isinstance(where, Path) else where) for where in found]
+        if _ADDRESS.match(pattern):
+            found.append((pattern, pattern, ()))
+            continue
+        some = [path for path in find_files([pattern]) if realpath(path) not in known]
+        found += [(str(path), path.absolute(), _folders(path, pattern)) for path in some]
+        known |= {realpath(path) for path in some}
+    return found
 
 
-def recognise_at(name: str, where: Path | str, reading: Reading) -> Source:
+def recognise_at(name: str, where: Path | str, folders: Folders, reading: Reading) -> Source:
     """How a file is read, or something at an address, of which a copy is made meanwhile."""
     if isinstance(where, Path):
         _check_there(where, name)
-        return recognise(where, reading, name)
+        return recognise(where, reading, name, folders)
     with tempfile.TemporaryDirectory(prefix="recollect-") as folder:
         copied = _copied(where, Path(folder, f"copy{_endings(where)}"), reading)
         return replace(copied, address=where, digest=content_hash(copied))
+
+
+def _folders(path: Path, pattern: str) -> Folders:
+    """What the names of folders say that lie within the folder that was given, or were matched by a glob."""
+    given = Path(pattern)
+    if not given.exists():
+        given = Path(*takewhile(lambda part: not glob.has_magic(part), given.parts))
+    return said_by_folders(path.relative_to(given).parts[:-1])
 
 
 @contextmanager
@@ -133,7 +147,7 @@ def find_files(patterns: Iterable[str]) -> list[Path]:
 
 def content_hash(source: Source) -> str:
     """What tells one table's content from another's, however it is packed."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(repr(source.folders).encode() if source.folders else b"")
     try:
         with open_content(source.path, source.dialect.compression) as file:
             while block := file.read(2**20):
