@@ -32,7 +32,7 @@ def _section(named: tuple[str, Any]) -> str:
     usage = " ".join([f"recollect {name}", *(_usage(one) for one in arguments), "[OPTIONS]"])
     lines = [f"## recollect {name}", "", f"`{usage}`", "", " ".join(_sentences(command)), ""]
     rows = [_row(one) for one in command.params if one.name != "help"]
-    return "\n".join([*lines, *["| | what it does | default |", "|---|---|---|"][: 2 * bool(rows)], *rows, ""])
+    return "\n".join([*lines, *["| | what it does |", "|---|---|"][: 2 * bool(rows)], *rows, ""])
 
 
 def _usage(argument: Any) -> str:
@@ -44,12 +44,12 @@ def _row(one: Any) -> str:
     shown = _usage(one) if one.param_type_name == "argument" else ", ".join([*one.opts, *one.secondary_opts])
     default = one.default
     if one.required:
-        told = "must be given"
+        told = " Required."
     elif default is None or isinstance(default, bool) or default in ("", ()) or callable(default):
         told = ""
     else:
-        told = f"`{default}`"
-    return f"| `{shown}` | {one.help} | {told} |"
+        told = f" Default: `{default}`."
+    return f"| `{shown}` | {one.help}{told} |"
 
 
 def _sentences(command: Any) -> list[str]:
