@@ -1,3 +1,4 @@
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -747,3 +748,21 @@ def test_tables_and_lists_of_numbers_are_matrices() -> None:
         assert torch.equal(coreset.indices, expected.indices) and torch.equal(coreset.weights, expected.weights)
     with pytest.raises(ValueError, match="embeddings must be numbers"):
         rc.pursue([["a", "b"], ["c", "d"]], 1)
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e4, 1e5])
+@pytest.mark.parametrize("size", [30, 100])  # of which the larger is what is left once others have been dropped
+@pytest.mark.parametrize("seed", range(3))
+def test_outliers_that_are_nearly_parallel_and_stand_for_several_do_not_hide_the_others(
+    seed: int, size: int, scale: float
+) -> None:
+    source = torch.Generator().manual_seed(seed)
+    G = torch.randn(120, 30, generator=source)
+    G[:2] = scale * (torch.randn(30, generator=source) + 1e-3 * torch.randn(2, 30, generator=source))
+    weights = 5 * torch.rand(120, generator=source, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they carry the target
+        coreset = rc.pursue(G, size, target=weights @ G.double())
+    others = float((weights[2:] @ G[2:].double()).norm() / (weights @ G.double()).norm())
+    assert len(coreset) == size
+    assert coreset.error < 0.2 * others

@@ -14,7 +14,7 @@ from recollect.pursuit.arguments import as_dictionary, as_target, check_options,
 from recollect.pursuit.elimination import eliminate
 from recollect.pursuit.fit import RidgeFit
 from recollect.pursuit.outliers import set_apart, without
-from recollect.pursuit.problem import SINGLE, Center, Nonnegative, Problem, Rule, scaled
+from recollect.pursuit.problem import SINGLE, Center, Nonnegative, Problem, Rule, above_rounding, scaled
 from recollect.pursuit.proposals import picks_per_scan
 from recollect.warning import warn
 
@@ -124,6 +124,7 @@ def pursue(
         g,
         norms,
         ordinary,
+        without(len(dictionary), apart),
         regularization=float(regularization),
         relative=relative,
         center=center,
@@ -158,7 +159,7 @@ def _choose(
 ) -> tuple[RidgeFit, Tensor]:
     """The fit of the chosen rows, none of which is set apart, and their weights."""
     open_ = without(len(problem.dictionary), apart)
-    if enough < 0 and _can_drop(problem, int(open_.sum())):
+    if enough < 0 and _can_drop(problem, open_):
         fit = _drop_to_size(problem, open_, nonnegative is True)
     else:
         fit = RidgeFit(problem, open_)
@@ -174,11 +175,15 @@ def _choose(
     return fit, weights
 
 
-def _can_drop(problem: Problem, n: int) -> bool:
-    """Whether so many of the n rows stay that it is better to drop the others, by the rule that looks at the fit."""
+def _can_drop(problem: Problem, open_: Tensor) -> bool:
+    """Whether so many of the rows stay that it is better to drop the others, by the rule that looks at the fit."""
+    n = int(open_.sum())
     many = 0 < MOST * n <= problem.size and n <= DROP_FROM
-    usual = problem.rule == "least-squares" and not problem.exact
-    return many and usual and problem.regularization >= SINGLE * problem.square
+    if not many or problem.rule != "least-squares" or problem.exact:
+        return False
+    longest = float(problem.norms[open_].max())
+    enough = problem.regularization >= SINGLE * problem.square
+    return enough and above_rounding(problem.regularization, longest, problem.dtype)
 
 
 def _drop_to_size(problem: Problem, open_: Tensor, nonnegative: bool) -> RidgeFit:

@@ -20,6 +20,8 @@ Nonnegative: TypeAlias = bool | Literal["clip"]
 SINGLE = 1e-4  # lambda over the mean squared norm from which on a float32 matrix of products will do
 _SINGLE_FACTOR = 5e-4  # the same for a float32 factor, whose rounding adds up where rows outnumber their dimensions
 
+_ABOVE_ROUNDING = 3.0  # of four fits with three times less, one is thousands of times worse
+
 _HOLD = 0.1  # the entry that holds the count, over the root of the mean squared norm
 _IN_RANGE = 1e15  # rows of about this norm, or its inverse, may have a factor whose square is hardly a float32
 _NOISE = 1e-7  # less than this part of a squared norm cannot be told from nothing by a scan in float32
@@ -112,6 +114,7 @@ def scaled(
     target: Tensor,
     norms: Tensor,
     ordinary: Tensor,
+    open_: Tensor,
     *,
     regularization: float,
     relative: bool,
@@ -139,7 +142,7 @@ def scaled(
         center,
         rule,
         size,
-        _precision(dictionary, lambda_, square, float(norms.max()) / unit, unit, exact),
+        _precision(dictionary, lambda_, square, float(norms[open_].max()) / unit, unit, exact),
         exact,
         constant=_HOLD * math.sqrt(square) if count is not None else 0.0,
         count=0.0 if count is None else count / weight_unit,
@@ -153,8 +156,17 @@ def _precision(
 ) -> torch.dtype:
     """float32 for the factor where lambda is well above what it cannot tell apart, otherwise float64.
 
-    So it is where one of the factors that rows are made of may be so long that its square leaves float32.
+    So it is for the longest rows, whose products are rounded most, and where one of the factors that rows are made of
+    may be so long that its square leaves float32.
     """
     single = dictionary.dtype == torch.float32 and not exact and _SINGLE_FACTOR * square <= lambda_ <= 1e12 * square
     inside = _IN_RANGE**-1 < unit < _IN_RANGE or factors_of(dictionary) is None
-    return torch.float32 if single and inside and longest < 1e6 else torch.float64
+    return torch.float32 if single and inside and above_rounding(lambda_, longest, torch.float32) else torch.float64
+
+
+def above_rounding(lambda_: float, longest: float, dtype: torch.dtype) -> bool:
+    """Whether lambda is well above what rounding adds to the products of the longest rows with one another.
+
+    If it is not, fits of rows that are nearly parallel go astray, or end in an error.
+    """
+    return lambda_ >= _ABOVE_ROUNDING * torch.finfo(dtype).eps * longest**2
