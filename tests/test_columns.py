@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 
+from recollect.tables import columns
 from recollect.tables.dates import GUESSED, DateForm, likely_forms, parse_dates
 from recollect.tables.encoding import Drift
 from recollect.tables.examining import examine, fit_encoding
@@ -323,3 +324,18 @@ def test_infinity_is_missing_and_told_of() -> None:
     assert (none.kind, none.missing, none.note) == ("nothing", 60, "no values")
     features = found.encoding().features(table, Drift())
     assert features[:, 1].tolist() == [float(i % 5 == 0) for i in range(60)]
+
+
+@pytest.mark.parametrize(
+    ("dates", "kinds", "note"),
+    [
+        (["01/02/2024", "03/04/2024"], {}, "month first by default: kinds={'when': 'date-dmy'} otherwise"),
+        (["01/02/2024", "03/04/2024"], {"when": "date-dmy"}, "day first"),
+        (["01/02/2024", "03/04/2024"], {"when": "date-mdy"}, "month first"),
+        (["01/02/2024", "31/03/2024", "30/04/2024"], {}, "day first"),
+        (["01.02.2024", "03.04.2024"], {}, "day first"),
+    ],
+)
+def test_it_is_told_which_of_day_and_month_comes_first(dates: list[str], kinds: dict[str, str], note: str) -> None:
+    table = pa.table({"when": dates * 10, "y": ["a", "b"] * (5 * len(dates))})
+    assert columns(table, "y", kinds=kinds)["when"].note == note
