@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recollect.arrays import as_tensor
 from recollect.batch import Batch, check_same_form
-from recollect.candidates import SHORTLIST, shortlisted
+from recollect.candidates import SHORTLIST, shortlist_length
 from recollect.classes import ClassWeight, check_classes
 from recollect.cluster import Load, Piece, connected, in_memory, is_ray_dataset, of_dataset
 from recollect.dictionary import Dictionary, remembered, taken, weighted_sum
@@ -160,7 +160,8 @@ class GradientMatching(Matching):
         }
         check_options(**pursuit)
         classes = check_classes(class_weight, min_per_class)
-        shortlisted(torch.arange(0), 1, shortlist, seed)  # says so if that cannot be
+        if shortlist is not None:
+            shortlist_length(1, shortlist)  # says so if that cannot be
         self._gradients: dict[str, Any] = given
         if isinstance(make_model, GradientEmbedding):
             embedding: GradientEmbedding | None = make_model
