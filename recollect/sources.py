@@ -50,7 +50,7 @@ class Incoming:
                 raise ValueError(f"{error} (batch {i} of those given)") from None
             known = batch.take(torch.arange(0)) if known is None else known
             n += len(batch)
-            yield batch
+            yield batch.take(torch.arange(len(batch)))  # a copy: some loaders put the next batch into the same memory
         if n == first_id:
             raise ValueError("there must be at least one batch, got none: has the iterator been used up before?")
 

@@ -153,6 +153,21 @@ def test_a_stream_is_never_held_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(alive) <= 2 * 300 // 50
 
 
+def test_whoever_makes_batches_may_use_their_memory_again(expected: rc.Coreset) -> None:
+    def reused() -> Iterator[tuple[Tensor, Any]]:
+        inputs, targets = torch.empty(60, 4), np.empty(60, dtype=np.int64)
+        for start in range(0, N, 60):
+            inputs[:], targets[:] = X[start : start + 60], Y[start : start + 60].numpy()
+            yield inputs, targets
+
+    assert_same(choose(reused(), size=20), expected)
+    memories = rc.SlidingWindow(200), rc.Clustering(N), rc.GradientMatching(make_model, 200, inits=2)
+    for memory in memories:
+        memory.update(reused())
+        assert torch.equal(memory.batch.inputs, X[memory.batch.ids])  # type: ignore[arg-type]
+        assert torch.equal(memory.batch.targets, Y[memory.batch.ids])
+
+
 def test_batches_may_be_dicts_with_a_named_target(expected: rc.Coreset) -> None:
     by_name = partial(rc.select, Takes, size=20, target="label", inits=2, dim=50, batch_size=100)
     whole = by_name({"x": X, "label": Y})
