@@ -506,6 +506,30 @@ def test_the_local_target_is_the_weighted_kept_plus_what_arrived() -> None:
     assert sorted(coreset.indices.tolist()) == memory.batch.ids.tolist()
 
 
+def test_local_matching_follows_the_head_that_is_in_use() -> None:
+    class Heads(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.task = torch.nn.Linear(1, 6), 0
+            self.heads = torch.nn.ModuleList(torch.nn.Linear(6, 4) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.heads[self.task](self.body(x).relu())  # type: ignore[no-any-return]
+
+    with torch.random.fork_rng():
+        model = Heads()
+    memory, anew = (rc.LocalGradientMatching(5, layers="last") for _ in range(2))
+    memory.update(*numbers(10), model=model)
+    memory.forget(memory.batch.ids)
+    anew.load_state_dict(memory.state_dict())
+    anew._state = {name: value for name, value in anew._state.items() if name not in ("form", "plan")}
+    model.task = 1
+    for one in (memory, anew):
+        one.update(*numbers(10), model=model)
+    assert torch.equal(memory.batch.ids, anew.batch.ids)
+    assert torch.equal(memory.batch.weights, anew.batch.weights)
+
+
 def test_local_matching_counts_whole_weights_as_copies() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)

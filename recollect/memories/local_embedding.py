@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,9 +32,11 @@ def embed_at(
     both = held.followed_by(arrived) if len(held) else arrived
     form = _form_of(model)
     if "form" in known and torch.equal(known["form"].cpu(), form):
-        prepared = embedding.restore(known, trained=True)
-    else:
-        prepared = embedding.prepare(both.inputs, both.targets)
+        with suppress(ValueError):  # as where another head is in use now: then it is decided anew
+            prepared = embedding.restore(known, trained=True)
+            rows = embedding.embed(both.inputs, both.targets, prepared=prepared)
+            return rows, {name: known[name] for name in ("form", "plan")}
+    prepared = embedding.prepare(both.inputs, both.targets)
     rows = embedding.embed(both.inputs, both.targets, prepared=prepared)
     return rows, {"form": form, "plan": prepared.tensors["plan"]}
 
