@@ -24,7 +24,7 @@ def rehearsal_loader(
     target: str | None = None,
     mix: Literal["drawn", "weighted"] = "drawn",
     shuffle: bool = True,
-    seed: int = 0,
+    seed: int | None = None,
     **options: Any,
 ) -> "DataLoader[Sample]":
     """Minibatches of (inputs, targets, weights) that mix new examples, of weight one, with those that the memory holds.
@@ -42,7 +42,7 @@ def rehearsal_loader(
             each pass, with its weight. A pass is as long. Where few remembered examples stand for many, steps are more
             even if they are drawn, and new ones come less often than once.
         shuffle: whether new and remembered examples come mixed, in a new order at each pass.
-        seed: of that order.
+        seed: of that order; by default each loader has another, which the memory's own generator draws, saved with it.
         **options: what else `torch.utils.data.DataLoader` takes, such as `num_workers`. For a sampler of your own, as
             under DDP, make a `DataLoader` of the `dataset` of this one, which has the weights.
 
@@ -73,6 +73,8 @@ def rehearsal_loader(
             "examples are drawn by a sampler of their own, got another: leave it out, or make a DataLoader of this "
             "one's dataset, which has the weights"
         )
+    if seed is None:  # a loader for each epoch must not bring the same few each time
+        seed = int(torch.randint(2**62, (), generator=memory._generator))
     options = {"generator": generator(check_seed(seed), "rehearsal", memory.seen), **options}
     if held is not None:
         parts.append(WeightedDataset(held))
