@@ -301,6 +301,18 @@ def write_rows(generation: Path, rows: pa.Table) -> None:
     (generation.parent / "current.json").write_bytes(seal(pointer))
 
 
+def test_an_update_is_refused_if_the_store_was_given_other_settings_since_it_was_opened(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "s")
+    path = save(make_table(), tmp_path / "a.parquet")
+    Store(tmp_path / "s").change(replace(store.settings, size=30))
+    with pytest.raises(ValueError, match="must stay as they are once it is open, but somebody gave it others: open it"):
+        store.update([path])
+    assert Store(tmp_path / "s").update([path])[0].kept == 30
+    assert Store(tmp_path / "s").load().memory.capacity == 30
+    with pytest.raises(ValueError, match=r"a store is a folder, got the file '.*a.parquet': name the store first"):
+        Store(path)
+
+
 def test_a_file_is_not_counted_twice_unless_forced(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s")
     path = save(make_table(), tmp_path / "monday.parquet")

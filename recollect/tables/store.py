@@ -108,6 +108,8 @@ class Store:
     def __init__(self, folder: str | Path) -> None:
         self.folder = folder = Path(folder)
         path = folder / "store.json"
+        if folder.is_file():
+            raise ValueError(f"a store is a folder, got the file {str(folder)!r}: name the store first")
         if not path.is_file():
             raise ValueError(
                 f"{str(folder)!r} must be a store, got no store.json there: make one with {command('init')}, "
@@ -302,6 +304,11 @@ class Store:
                 else f"the store was made with {option('model', self.settings.model)}, got none: pass it again"
             )
         with self._locked(wait, say):
+            if Store(self.folder).settings != self.settings:
+                raise ValueError(
+                    f"the settings of {str(self.folder)!r} must stay as they are once it is open, but somebody gave it "
+                    "others: open it again"
+                )
             self._check_known(ignore, sources)
             for source in sources:
                 with _naming(source) if len(sources) > 1 else nullcontext():
