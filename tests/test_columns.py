@@ -162,6 +162,32 @@ def test_a_few_stray_values_are_missing_and_many_make_it_text() -> None:
     assert kinds(c=many)["c"][0] in ("category", "ignored")
 
 
+def test_numbers_and_dates_with_much_else_among_them_are_said_to_be_such() -> None:
+    table = pa.table(
+        {
+            "price": [f"{i}.25" for i in range(90)] + ["on request"] * 10,
+            "day": [f"{i % 28 + 1:02}.03.2024" for i in range(80)] + ["2024-03-01"] * 20,
+            "tax": [f"{i % 4}.5" for i in range(90)] + ["none of it"] * 10,
+            "size": ["38", "40", "42", "S"] * 25,
+            "code": [f"A{i}" for i in range(100)],
+            "y": ["a", "b"] * 50,
+        }
+    )
+    account = examine([table], "y").account()
+    assert account["price"].note == "90 numbers and 10 others such as 'on request': set aside"
+    mixed = "80 dates and 20 others such as '2024-03-01', taken as categories: "
+    assert account["day"].kind == "category"
+    assert account["day"].note == f"{mixed}kinds={{'day': 'date'}} takes the others as missing"
+    assert account["tax"].kind == "category" and account["tax"].note.startswith("90 numbers and 10 others")
+    assert account["size"].note == "" and account["code"].note == "nearly every value differs: set aside"
+    told = list(account.notes())
+    assert told[0].startswith(f"day: {mixed}") and told[1].startswith("tax: 90 numbers")
+    assert told[2].startswith("not looked at: price (90 numbers and 10 others such as 'on request'), code (nearly")
+    asked = {"day": "date", "tax": "category"}
+    account = examine([table], "y", kinds=asked).account()
+    assert account["day"].missing == 20 and not any(note.startswith("tax") for note in account.notes())
+
+
 def test_later_strays_are_missing_and_told_and_another_column_is_refused() -> None:
     first = pa.table({"x": [str(i) for i in range(3, 63)], "y": ["a", "b"] * 30})
     encoding, drift = fit_encoding([first], "y"), Drift()

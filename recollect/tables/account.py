@@ -73,7 +73,8 @@ class Account:
         for how, names in _grouped(self.files).items():
             if how not in PLAIN:
                 yield f"{_listed(names)}: read as {how}"
-        notes = {c.name: c.note for c in self.columns if c.kind in ("number", "date") and c.note}
+        notes = {c.name: c.note for c in self.columns if c.kind in ("number", "date", "category") and c.note}
+        notes = {name: note for name, note in notes.items() if not note.endswith("as asked")}
         notes |= {c.name: c.note for c in self.columns if c.kind == "target" and "," in c.note}
         for note, names in _grouped(notes).items():
             yield f"{_listed(names)}: {note}"

@@ -35,6 +35,7 @@ from recollect.tables.values import (
     unit_of,
 )
 from recollect.tables.wording import option
+from recollect.terminal import counted
 
 _SAID: dict[str, tuple[DateForm, ...]] = {"date-dmy": ("dmy",), "date-mdy": ("mdy",)}
 
@@ -291,11 +292,26 @@ class Summary:
         if known == 1 and not self.missing:
             return Read("constant", why="one value")
         nearly_all = known > MOST_CATEGORIES or (known > _FEW_TEXTS and known > self.readable / 2)
+        what, mixed = self._mixed()
         if self.is_target or not (nearly_all or (known == self.readable and known >= 8)):
-            return Read("category")
+            advice = f", taken as categories: {option('kinds', self.name, what)} takes the others as missing"
+            return Read("category", why=f"{mixed}{advice}" if mixed and not self.is_target else "")
         words = np.mean([text.count(" ") + 1 for text in list(self.distinct)[:1000]])
         why_aside = "free text" if words >= 2.5 else "nearly every value differs" if known > self.readable / 2 else ""
-        return Read("ignored", why=f"{why_aside or f'more than {MOST_CATEGORIES:,} different texts'}: set aside")
+        return Read(
+            "ignored", why=f"{mixed or why_aside or f'more than {MOST_CATEGORIES:,} different texts'}: set aside"
+        )
+
+    def _mixed(self) -> tuple[Kind, str]:
+        """Numbers or dates with too much else among them: which, and how many, for people; "" if they are none such."""
+        dates = [g for g in (self.dates or {}).values() if self.readable / 2 < g.fitting < self.readable]
+        quantity = self.mixed_quantity()
+        guess = quantity or max(dates, key=lambda date: date.fitting, default=None)
+        kind: Kind = "date" if quantity is None else "number"
+        if guess is None or self.wanted is not None:
+            return kind, ""
+        others, such = counted(self.readable - guess.fitting, "other"), (guess.stray or "")[:24]
+        return kind, f"{counted(guess.fitting, kind)} and {others} such as {such!r}"
 
     def _guessed(self, kind: Kind, guess: Guess, why: list[str]) -> "Read":
         strays = self.readable - guess.fitting
