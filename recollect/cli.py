@@ -69,7 +69,7 @@ def run(
     seed: Annotated[list[int] | None, typer.Option(help="A seed; may be repeated.")] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the data at each training.")] = 200,
     stream: Annotated[str, typer.Option(help="class-incremental, rotated or sorted; the paper's by default.")] = "",
-    rows: Annotated[int | None, typer.Option(help="Use only so many training rows.")] = None,
+    rows: Annotated[int | None, typer.Option(help="Use only this many training rows.")] = None,
     every_task: Annotated[bool, typer.Option("--every-task", help="Test after every batch of the stream.")] = False,
     results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results.jsonl"),
 ) -> None:
@@ -107,7 +107,7 @@ def reproduce(
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes at each training; cells of fewer than 200 say so.")] = 200,
     rows: Annotated[
-        int | None, typer.Option(help="Only so many training rows, drawn at random: figures of settings say so.")
+        int | None, typer.Option(help="Only this many training rows, at random; figures of settings say so.")
     ] = None,
     workers: Annotated[int, typer.Option(help="How many processes.")] = 1,
     results: Annotated[Path, typer.Option(help="A file of JSON lines to append to.")] = Path("results/paper.jsonl"),
