@@ -18,10 +18,10 @@ from recollect.randomness import uniform_keys
 class ClassBalanced(Memory):
     """Keeps a balanced memory: admits while a class is under its share, evicts from the largest class.
 
-    This is the greedy sampler of GDumb (Prabhu et al. 2020). A class's share is the capacity over the number of classes
-    seen. Once a class has its share, later examples of it are not admitted: of a stream in which a class changes with
-    time, the first are kept. All kept examples weigh the same; those that came with weights take one place each, and
-    weigh in proportion to them.
+    This is the greedy sampler of GDumb (Prabhu et al. 2020). The share of a class is the capacity divided by the number
+    of classes seen. Once a class has its share, its later examples are not kept: if a class changes with time, the
+    memory has its first examples. All kept examples have the same weight, or a weight in proportion to the one they
+    came with.
 
     Args:
         capacity: how many examples are kept at most.

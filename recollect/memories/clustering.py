@@ -32,24 +32,22 @@ _BLOCK = 4096  # rows that are turned into float64 at a time
 class Clustering(Memory):
     """Keeps the examples nearest to the centres of k-means, each with the weight of its cluster.
 
-    Each class is clustered by itself. Classes have clusters in proportion to how many of their examples were seen, and
-    each class seen has at least one, as long as there is room. As the stream goes on, what is held is clustered
-    together with what arrives, each held example counting as many as it stands for, and so does one that comes with a
-    weight, so that weights always add up to the number of examples seen. No model is needed: distances are those of the
-    inputs.
+    No model is needed: distances are those of the inputs. Each class is clustered by itself. A class has clusters in
+    proportion to how many of its examples were seen, and at least one, as long as there is room. As the stream goes
+    on, what is held is clustered together with what arrives, and each example counts by its weight. So weights always
+    add up to the number of examples seen.
 
-    Targets that are not whole numbers are quantities: all examples are then clustered together, with the target,
-    standardised, as one more feature. The same holds for targets of several numbers per example.
+    Targets that are not whole numbers are quantities, as are targets of several numbers per example: all examples are
+    then clustered together, with the standardised target as one more feature.
 
-    Fewer than `capacity` are kept only where fewer examples of a class differ.
+    Fewer than `capacity` are kept only if a class has too few different examples.
 
     Args:
         capacity: how many examples are kept at most.
-        features: a fixed function of the inputs to one vector per example, whose distances count as they are; the
-            inputs themselves, flattened, by default.
-        standardize: divide each feature by its deviation over everything seen so far. None does so where an example is
-            a vector, or several tensors, whose entries may have any units, and not for images and the like, nor for
-            what `features` returns.
+        features: a fixed function of the inputs that returns one vector per example; by default the flattened inputs.
+        standardize: divide each feature by its deviation over everything seen so far. None does so if an example is a
+            vector or several tensors, whose entries may have any units, but not for images, nor for what `features`
+            returns.
         seed: where k-means starts.
 
     Example:

@@ -24,9 +24,8 @@ class GSS(Memory):
     An arriving example is compared with a few kept ones: its score is one plus the largest cosine of their
     gradients. While there is room it stays. Later, if it points away from all it was compared with (score below
     one), it competes with a kept example drawn in proportion to the scores, and wins with probability
-    C_i / (C_i + c). Gradients come from a copy of the model, so its own are not touched, and are
-    projected, which keeps cosines to about 1 / sqrt(dim). All kept examples weigh the same; those that came with
-    weights compete as one each, and weigh in proportion to them.
+    C_i / (C_i + c). Gradients come from a copy of the model, and are projected, which keeps cosines to about
+    1 / sqrt(dim). All kept examples have the same weight, or a weight in proportion to the one they came with.
 
     Args:
         capacity: how many examples are kept at most.

@@ -15,13 +15,13 @@ from recollect.memories.memory import Memory
 class Herding(Memory):
     """Keeps, for each class, the examples whose mean feature is closest to the mean over all of the class seen.
 
-    Features must stay the same over the stream, so that class means can be tracked exactly. Classes share the
-    capacity equally; what a small class leaves over goes to the others. An example weighs as many as its class has
-    seen per kept one. Those that come with weights count so often in their class's mean.
+    Features must stay the same over the stream, so that class means are exact. Classes share the capacity equally; what
+    a small class does not need goes to the others. The weight of an example is the number of examples of its class that
+    were seen, divided by the number that are kept.
 
     Args:
         capacity: how many examples are kept at most.
-        features: a fixed function of the inputs to one vector per example; the inputs themselves by default.
+        features: a fixed function of the inputs that returns one vector per example; by default the inputs.
         seed: only for `sample` and `loader`; what is kept is not random.
 
     Example:

@@ -18,11 +18,11 @@ from recollect.pursuit import Center, Nonnegative, Rule, check_options, pursue
 
 
 class LocalGradientMatching(Memory):
-    """Keeps the weighted examples whose gradients at the current model add up to those of everything seen.
+    """Keeps a few weighted examples whose gradients at the current model add up to those of everything seen.
 
-    Embeddings change with the model, so those of the kept are computed anew at each update, and the target is
-    approximated by the kept, with their weights, and what arrived. One set of parameters takes the place of many
-    initialisations, with as many numbers in all.
+    Gradients change with the model, so those of the kept examples are computed again at each update, and the gradient
+    of everything seen is approximated by the kept examples, with their weights, and what arrived. A single set of
+    parameters, that of the learner's model, replaces the random initialisations.
 
     Args:
         capacity: how many examples are kept at most.

@@ -19,13 +19,12 @@ class Reservoir(Memory):
     """Keeps a uniform random sample of everything seen.
 
     Each example gets a random key, a function of the seed and its place in the stream, and those with the smallest
-    keys stay. So the sample is exactly uniform, does not depend on how the stream is cut into batches,
-    and samples of several streams can be merged.
+    keys stay. So the sample is exactly uniform, does not depend on how the stream is divided into batches, and samples
+    of several streams can be merged.
 
-    From the first example on that comes with a weight other than one, an example is kept with a probability in
-    proportion to its weight, or for sure if it outweighs the others' share. Whatever its weight, it stands for its own
-    weight on average: weights are unbiased for the sum over any part of the stream, at the least variance, and always
-    add up to the total.
+    If examples come with weights other than one, an example is kept with a probability in proportion to its weight, or
+    for sure if its weight is large enough. The weights of what is kept always add up to the total, and are right on
+    average for any part of the stream.
 
     Args:
         capacity: how many examples are kept at most.

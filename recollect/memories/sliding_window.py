@@ -11,7 +11,7 @@ from recollect.memories.memory import Memory
 class SlidingWindow(Memory):
     """Keeps the last examples of the stream.
 
-    All weigh the same; those that came with weights weigh in proportion to them.
+    All have the same weight, or a weight in proportion to the one they came with.
 
     Args:
         capacity: how many examples are kept at most.

@@ -27,19 +27,16 @@ from recollect.sources import Incoming
 
 
 class GradientMatching(Matching):
-    """Keeps the weighted examples whose loss gradients add up to those of everything seen.
+    """Keeps a few weighted examples whose loss gradients add up to those of everything seen.
 
-    The target, the sum of all embeddings, is tracked exactly, because embeddings depend on the
-    initialisation distribution and not on training. The dictionary at each step is what was kept and what arrived,
-    so old examples can be dropped or reweighted. Until the capacity is reached, everything is kept with weight one, or
-    with the weight that it came with: such an example counts so often in the target, and is so much likelier to be a
-    candidate.
+    The target, the sum of all embeddings, is kept exactly, because embeddings depend on random initialisations and not
+    on training. Each update chooses among what was kept and what arrived, so old examples can be dropped or reweighted.
+    Until the capacity is reached, everything is kept with weight one, or with the weight that it came with.
 
-    Small updates, of at most a quarter of the capacity, do not each cost a choice. Their examples first take free
-    places with weight one. When no place is free, a random sample of them stays and stands for the rest. When these
-    have taken all places, a choice frees a quarter of them again. So after small updates between three quarters and all
-    of the capacity is in use. `rule="inner-product"`, `exact=True`, `class_weight` and `min_per_class` choose at every
-    update.
+    A small update, of at most a quarter of the capacity, does not choose at once. Its examples first take free places
+    with weight one. When no place is free, a random sample of them stays and represents the rest. When these have taken
+    all places, a choice frees a quarter of them again. So after small updates, between three quarters and all of the
+    capacity is in use. `rule="inner-product"`, `exact=True`, `class_weight` and `min_per_class` choose at every update.
 
     `PAPER` holds the paper's settings as keyword arguments.
 
