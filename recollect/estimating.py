@@ -44,7 +44,7 @@ class Estimate:
     Attributes:
         seconds: how long it takes.
         bytes: how much memory it needs at most, beside the examples and the libraries.
-        parts: the seconds by what they are spent on: preparing, summing, embedding and choosing.
+        parts: the seconds of each part: preparing, summing, embedding and choosing.
         rows: how many examples there are.
         candidates: how many of them are candidates.
     """
@@ -81,9 +81,9 @@ def estimate(
     Args:
         make_model: returns a freshly initialised model at each call.
         inputs: what would be passed to `select`, or the first rows of it; or its shape, such as (60000, 1, 28, 28).
-        targets: those of the inputs; made up if there are none and the loss is one of the named ones.
+        targets: those of the inputs; made up if there are none and the loss is a name.
         size: how many examples to keep: a whole number, or a fraction of all up to 1.
-        rows: how many examples there will be, if not as many as there are inputs.
+        rows: how many examples there will be, if more than the inputs.
         target: the name of the targets, if they are an entry of each dict or a column of the table.
         **options: those of `select`.
 

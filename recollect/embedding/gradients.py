@@ -176,7 +176,7 @@ class GradientEmbedding:
     def dictionary(
         self, inputs: Any, targets: Any, *, prepared: Prepared | None = None, progress: bool = False
     ) -> Dictionary:
-        """The embeddings as candidates for `pursue`: as factors where that is exact and smaller, else in memory.
+        """The embeddings as candidates for `pursue`: as factors if that is exact and smaller, else as rows.
 
         Unprojected gradients of one linear layer are kept as factors: those of `layers="last"` with
         `projection=None` or "auto", or where the layer has no more than `dim` weights. They know the losses of the
@@ -196,7 +196,7 @@ class GradientEmbedding:
         prepared: Prepared | None = None,
         progress: bool = False,
     ) -> Tensor:
-        """The sum of the embeddings in float64, (inits * dim,), for the price of plain passes: no row is ever formed.
+        """The sum of the embeddings in float64, (inits * dim,), without computing each of them: it costs plain passes.
 
         Args:
             inputs: a tensor, or a dict or tuple of tensors, one row per example.

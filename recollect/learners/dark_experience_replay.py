@@ -19,7 +19,7 @@ from recollect.randomness import generator
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DarkExperienceReplay(Learner):
-    """Trains on new examples while remembered ones keep their labels and their former outputs.
+    """Trains one model on new examples, while remembered ones keep their labels and their former outputs (DER++).
 
     Each step takes `batch_size` new examples and twice as many remembered ones:
 
@@ -27,8 +27,8 @@ class DarkExperienceReplay(Learner):
              + alpha * mean squared distance to former outputs
              + beta * mean loss on labels,
 
-    the last two means over remembered examples with their memory weights. An example's outputs are noted when it
-    enters the memory, at the end of training on its batch. They belong to the learner, by id, so any memory will do.
+    the last two means over remembered examples with their memory weights. The outputs of an example are stored when it
+    enters the memory, at the end of training on its batch. The learner stores them, so any memory will do.
 
     Args:
         make_model: returns a freshly initialised model at each call.

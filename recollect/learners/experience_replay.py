@@ -20,7 +20,7 @@ Mix: TypeAlias = Literal["drawn", "weighted", "union", "halves", "counts"]
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ExperienceReplay(Learner):
-    """Trains on each arriving batch together with the memory; the model is kept, the memory updated afterwards.
+    """Trains one model on each new batch together with the memory, and updates the memory afterwards.
 
     Adam starts anew with each batch. `mix` says how new and remembered examples share a minibatch. A new example has
     weight one, a remembered one its memory weight. "drawn", "weighted" and "counts" estimate the loss over everything

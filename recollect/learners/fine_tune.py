@@ -14,7 +14,7 @@ from recollect.randomness import generator
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class FineTune(Learner):
-    """Goes on training the same model on each batch alone, and forgets.
+    """Trains one model on each batch alone, without a memory, and forgets: the lower bound.
 
     Args:
         make_model: returns a freshly initialised model at each call.

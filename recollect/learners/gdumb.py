@@ -19,11 +19,10 @@ from recollect.randomness import generator
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class GDumb(Learner):
-    """Whenever asked, a fresh model trained on what is in memory, and on nothing else.
+    """Trains a fresh model on the memory alone, when a prediction is asked for.
 
-    Training happens only when it is needed: `predict` and `model` retrain if the memory has changed since, however it
-    was filled. No model is kept between batches, so a memory that looks at the learner's is shown the fresh one that
-    training would start from.
+    Training happens only when it is needed: `predict` and `model` train again if the memory has changed since, however
+    it was filled. A memory that looks at the learner's model is given the untrained one that training would start from.
 
     Args:
         make_model: returns a freshly initialised model at each call.

@@ -15,7 +15,7 @@ from recollect.randomness import generator
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Joint(Learner):
-    """Whenever asked, a fresh model trained on everything seen, all of which is kept.
+    """Trains a fresh model on everything seen, when a prediction is asked for; it keeps all examples: the upper bound.
 
     Args:
         make_model: returns a freshly initialised model at each call.

@@ -30,20 +30,21 @@ def rehearsal_loader(
     """Minibatches of (inputs, targets, weights) that mix new examples, of weight one, with those that the memory holds.
 
     With the loss `sum(weights * losses) / sum(weights)`, a pass estimates the loss over everything: what the memory has
-    seen, and what is new. So it is made before the memory is updated with the new examples. By default they are mixed
-    as in `ExperienceReplay`.
+    seen, and what is new. So make it before you update the memory with the new examples. By default they are mixed as
+    in `ExperienceReplay`.
 
     Args:
         dataset: the new examples: a map-style torch dataset, or inputs and targets as a pair.
-        memory: what is remembered; if it is empty, there are new examples alone. Examples come on its device.
+        memory: what is remembered; if it is empty, the loader has the new examples alone. Examples come on its device.
         batch_size: examples per batch, new and remembered together.
-        target: the name of the targets, where they are an entry of a dict.
-        mix: "drawn" if each example comes as often as it weighs, and all weigh one; "weighted" if each comes once at
-            each pass, with its weight. A pass is as long. Where few remembered examples stand for many, steps are more
-            even if they are drawn, and new ones come less often than once.
-        shuffle: whether new and remembered examples come mixed, in a new order at each pass.
-        seed: of that order; by default each loader has another, which the memory's own generator draws, saved with it.
-        **options: what else `torch.utils.data.DataLoader` takes, such as `num_workers`. For a sampler of your own, as
+        target: the name of the targets, if they are an entry of a dict.
+        mix: "drawn": each example comes as often as its weight says, and all weights are one; "weighted": each comes
+            once at each pass, with its weight. A pass is as long. If few remembered examples represent many, "drawn"
+            makes steps more even, and new examples come less often than once per pass.
+        shuffle: mix new and remembered examples, in a new order at each pass.
+        seed: decides the order. By default each loader has another one, drawn by the memory's own generator, which is
+            saved with it.
+        **options: other options of `torch.utils.data.DataLoader`, such as `num_workers`. For a sampler of your own, as
             under DDP, make a `DataLoader` of the `dataset` of this one, which has the weights.
 
     Example:
