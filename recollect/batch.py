@@ -43,7 +43,8 @@ class Batch:
         """As `arriving`, of examples that have been checked already."""
         n, device = len(targets), targets.device
         inputs = map_inputs(lambda t: t.to(device), inputs)
-        weights = torch.ones(n, device=device) if weights is None else check_weights(weights, n).to(device)
+        one_each = torch.ones(n, dtype=torch.float32, device=device)
+        weights = one_each if weights is None else check_weights(weights, n).to(device)
         return cls(inputs, targets, weights, torch.arange(first_id, first_id + n, device=device))
 
     def __len__(self) -> int:

@@ -100,6 +100,38 @@ def test_learners_train_where_gradients_are_off(kind: str) -> None:
         assert torch.equal(again.predict(inputs), wanted)
 
 
+def single_precision() -> nn.Module:
+    layers = (nn.Linear(8, 16, dtype=torch.float32), nn.Linear(16, 3, dtype=torch.float32))
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
+
+
+def kept_of_each_memory(inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    quantities = inputs[:, :3] * 100
+    memories: list[tuple[rc.Memory, Tensor]] = [
+        (rc.GradientMatching(single_precision, 9, inits=2, layers="all"), targets),
+        (rc.GradientMatching(single_precision, 9, inits=2, class_weight="balanced"), targets),
+        (rc.GradientMatching(single_precision, 9, inits=2, loss="squared_error"), quantities),
+        *((make(9), targets) for make in (rc.Clustering, rc.Reservoir, rc.ClassBalanced, rc.Herding, rc.SlidingWindow)),
+    ]
+    for memory, y in memories:
+        for part in torch.arange(200).split(130):
+            memory.update(inputs[part], y[part])
+        memory.forget(memory.batch.ids[:1])
+    return [found for memory, _ in memories for found in (memory.batch.ids, memory.batch.weights)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore::recollect.LostClassWarning")
+def test_what_is_kept_does_not_depend_on_the_type_that_new_tensors_have(dtype: torch.dtype) -> None:
+    data = examples(200)
+    wanted = kept_of_each_memory(*data)
+    torch.set_default_dtype(dtype)
+    try:
+        assert all(map(torch.equal, kept_of_each_memory(*data), wanted))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_inference_mode_is_refused_in_one_sentence_where_gradients_are_needed() -> None:
     sentence, data = "gradients must be possible where examples are chosen or learned from", examples()
     learner = rc.FineTune(make_model, epochs=1)

@@ -70,7 +70,7 @@ def probes_of(inputs: Inputs, targets: Tensor) -> list[Probe]:
     Where there are fewer, some come again: one example alone does not show which dimension is that of the examples.
     """
     n = len(targets)
-    spread = torch.linspace(0, n - 1, len(_MIXED)).round().long()
+    spread = torch.linspace(0, n - 1, len(_MIXED), dtype=torch.float64).round().long()
 
     def some(rows: Tensor) -> Probe:
         return Probe(map_inputs(lambda t: t[rows.to(t.device)], inputs), targets[rows.to(targets.device)])

@@ -127,7 +127,7 @@ class Clustering(Memory):
             variance[:features] = variance[:features].mean()
         deviation = variance.sqrt()
         deviation[deviation == 0] = 1.0
-        rows = torch.empty(vectors.shape)
+        rows = torch.empty(vectors.shape, dtype=torch.float32)
         for block, out in zip(vectors.split(_BLOCK), rows.split(_BLOCK), strict=True):
             out.copy_((block.double() - state["mean"]) / deviation)
         return rows.numpy()

@@ -135,7 +135,8 @@ def _smallest(keys: Tensor, capacity: int, total: float, state: dict[str, Tensor
     gone[indices] = False
     bound = torch.minimum(bound, keys[gone].min()) if bool(gone.any()) else bound
     about = {**state, "keys": keys[indices]} | ({"bound": bound} if bool(bound.isfinite()) else {})
-    return Choice(indices, torch.full((len(indices),), total / max(1, len(indices))), about)
+    weights = torch.full((len(indices),), total / max(1, len(indices)), dtype=torch.float64)
+    return Choice(indices, weights, about)
 
 
 def _thinned(weights: Tensor, capacity: int, draws: Tensor, state: dict[str, Tensor]) -> Choice:
