@@ -150,7 +150,7 @@ def _fitted(arrived: Batch, like: Batch) -> Batch:
     wanted = named_tensors(like.inputs)
 
     def fit(value: Tensor, other: Tensor | None) -> Tensor:
-        if other is None or not torch.can_cast(value.dtype, other.dtype):
+        if other is None or value.dtype == other.dtype or not torch.can_cast(value.dtype, other.dtype):
             return value
         fitted = value.to(other.dtype)
         # A fraction may be rounded. What there is no room for stays as it is, and is refused by its type.
