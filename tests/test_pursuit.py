@@ -766,3 +766,13 @@ def test_outliers_that_are_nearly_parallel_and_stand_for_several_do_not_hide_the
     others = float((weights[2:] @ G[2:].double()).norm() / (weights @ G.double()).norm())
     assert len(coreset) == size
     assert coreset.error < 0.2 * others
+
+
+@pytest.mark.parametrize("scale", [1e7, 1e8, 1e9])
+@pytest.mark.filterwarnings("ignore:the target should be carried by many rows")
+def test_huge_outliers_that_are_as_good_as_the_same_end_in_no_error(scale: float) -> None:
+    source = torch.Generator().manual_seed(0)
+    G = torch.randn(120, 30, generator=source)
+    G[:2] = scale * (torch.randn(30, generator=source) + 1e-7 * torch.randn(2, 30, generator=source))
+    coreset = rc.pursue(G, 100, target=5 * torch.rand(120, generator=source, dtype=torch.float64) @ G.double())
+    assert coreset.error < 1e-5
