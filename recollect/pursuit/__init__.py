@@ -38,8 +38,9 @@ Where most candidates stay, all are fitted and the least useful dropped (`elimin
 nearly all of them one by one, at an error that is 1 to 4 % lower (150 of 200, 750 of 1000).
 
 Since r is computed anew in float64 at each scan and both c and the change of the weights start from it, rounding
-errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny. The final weights
-are refined until they solve the equations in float64.
+errors do not add up, and float32 is enough for embeddings and for L, as long as lambda is not tiny and no row is far
+longer than the others: rounding of its products must stay below lambda. The final weights are refined until they solve
+the equations in float64.
 
 Differs from the paper:
 - `relative` scales lambda with the mean squared norm of the candidates.
