@@ -432,6 +432,16 @@ def test_a_store_holds_no_values_of_rows_that_are_gone(tmp_path: Path, index: pa
     assert exported.type == pa.dictionary(pa.int32(), pa.string()) and exported.to_pylist() == last
 
 
+def test_whole_numbers_of_more_digits_than_a_float_beside_fractions_stay_text(tmp_path: Path) -> None:
+    rows = [f"{2**53 + 1},1.5,{'ab'[i % 2]}" for i in range(20)]
+    (tmp_path / "a.csv").write_text("\n".join(["n,m,y", *rows, "0.5,2,a"]))
+    held, _ = select_rows(Settings("y", 30, "reservoir"), [tmp_path / "a.csv"])
+    export_table(held, tmp_path / "o.parquet")
+    found = pyarrow.parquet.read_table(tmp_path / "o.parquet")
+    assert found.column("n").to_pylist() == [str(2**53 + 1)] * 20 + ["0.5"]
+    assert found.column("m").to_pylist() == [1.5] * 20 + [2.0]
+
+
 def test_an_ordered_scale_stays_whole(tmp_path: Path) -> None:
     scale = pa.array(["low", "middle", "high"])
     store = make_store(tmp_path / "s")
@@ -459,6 +469,7 @@ ONE, OTHER = pa.struct({"a": pa.int64()}), pa.struct({"z": pa.int64()})
         ([1], pa.int64(), pa.timestamp("s")),
         ([1], pa.duration("s"), pa.int64()),
         ([1.005], pa.float64(), pa.decimal128(10, 2)),
+        ([Decimal("12345678901234567.8")], pa.decimal128(38, 1), pa.float64()),
         ([2**53 + 1], pa.int64(), pa.float64()),
         ([{"a": 1, "b": 2}], TWO, ONE),
         ([{"z": 1}], OTHER, ONE),
@@ -487,6 +498,7 @@ def test_a_type_that_would_change_values_is_refused_with_the_column_named(
         ([MORNING], pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC"), [MORNING.replace(tzinfo=datetime.UTC)]),
         ([MORNING], pa.timestamp("us"), pa.string(), ["2024-01-01 10:00:00.000000"]),
         (["3.50", "1e3", None], pa.string(), pa.float64(), [3.5, 1000.0, None]),
+        ([Decimal("2848.49"), None], pa.decimal128(12, 2), pa.float64(), [2848.49, None]),
         ([{"a": 1}, None], ONE, TWO, [{"a": 1, "b": None}, None]),
         ([[1], None], pa.list_(pa.int64()), pa.large_list(pa.float64()), [[1.0], None]),
     ],

@@ -21,8 +21,10 @@ def cast_unchanged(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedAr
         return column
     if not _alike(column.type, wanted):
         raise ValueError(f"values must stay what they are, got {column.type} for {wanted}")
-    found = column.cast(wanted)
-    if not _holds(column, found):
+    # Of decimals, pyarrow makes floats that are next to the nearest ones, but not of their digits.
+    exact = column.cast(pa.string()) if _is_decimal_to_float(column.type, wanted) else column
+    found = exact.cast(wanted)
+    if not _holds(exact, found):
         raise ValueError(f"values must stay the same, got some that {wanted} does not hold")
     return found
 
@@ -64,6 +66,10 @@ def _alike(kind: pa.DataType, wanted: pa.DataType) -> bool:
         return _alike(kind.value_type, wanted.value_type)
     meant = _meaning(kind), _meaning(wanted)
     return meant[0] == meant[1] or "text" in meant
+
+
+def _is_decimal_to_float(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal(kind) and pa.types.is_floating(wanted))
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -1,11 +1,13 @@
 """Choosing rows of table files once, and writing chosen rows down."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from recollect.files import replacing
 from recollect.tables.conforming import conform, examine_files, recognised
@@ -86,6 +88,8 @@ def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:
         if has_codes(texts) or not np.array_equal(np.isnan(numbers), np.asarray(pc.is_null(texts))):
             return column
         if _is_broken(texts) or wholes[name] is False:
+            if _has_too_many_digits(texts, numbers):
+                return column
             return pa.chunked_array([pa.array(numbers, pa.float64(), from_pandas=True)])
         try:
             return texts.cast(pa.int64())
@@ -98,3 +102,9 @@ def _typed(table: pa.Table, encoding: Encoding) -> pa.Table:
 def _is_broken(texts: pa.ChunkedArray) -> bool:
     """Whether some numbers are more than their digits."""
     return bool(pc.any(pc.match_substring_regex(texts, "[^0-9+-]")).as_py())
+
+
+def _has_too_many_digits(texts: pa.ChunkedArray, numbers: NDArray[np.float64]) -> bool:
+    """Whether some whole numbers would be others as floats."""
+    large = texts.filter(pa.array(np.abs(numbers) >= 2.0**53))
+    return any(re.fullmatch(r"[+-]?\d+", text) and int(float(text)) != int(text) for text in large.to_pylist())
