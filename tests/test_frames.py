@@ -41,6 +41,16 @@ def test_pandas_comes_out_as_pandas_with_its_index_and_types() -> None:
     assert 60 < chosen["weight"].sum() < 120
 
 
+def test_a_fraction_of_all_rows_can_be_asked_for(tmp_path: Path) -> None:
+    table = frame()
+    chosen = rc.tables.select(table, target="y", size=0.1)
+    pandas.testing.assert_frame_equal(chosen, rc.tables.select(table, target="y", size=9))
+    table.to_parquet(tmp_path / "rows.parquet")
+    assert rc.tables.select(tmp_path / "rows.parquet", target="y", size=0.1).num_rows == 9
+    with pytest.raises(ValueError, match=r"or a part of all rows such as 1% or 0\.01, got 1\.5"):
+        rc.tables.select(table, target="y", size=1.5)
+
+
 def test_all_libraries_choose_the_same_rows() -> None:
     table = frame()
     numbers = [table.index.get_loc(name) for name in rc.tables.select(table, target="y", size=12).index]

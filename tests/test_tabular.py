@@ -168,6 +168,34 @@ def test_selected_rows_are_unchanged_and_weighted(tmp_path: Path, suffix: str) -
         assert 100 < sum(chosen.column("weight").to_pylist()) < 260
 
 
+@pytest.mark.parametrize("memory", ["clustering", "recollect", "reservoir"])
+def test_a_share_of_all_rows_chooses_as_their_number_does(tmp_path: Path, memory: str) -> None:
+    files = [save(make_table(80, seed=i), tmp_path / f"{i}.parquet") for i in range(2)]
+    chosen = []
+    for size in ("24", "15%", "0.15", " 15.0 %"):
+        output = tmp_path / "out.parquet"
+        options = ["--target", "bought", "--size", size, "--memory", memory, "-o", output, "--quiet"]
+        assert run("select", *files, *options) == 0
+        chosen.append(output.read_bytes())
+    assert len(set(chosen)) == 1 and pyarrow.parquet.read_table(output).num_rows == 24
+
+
+@pytest.mark.parametrize("size", ["0%", "101%", "-5%", "1.5", "many", "", "0", "nan"])
+def test_a_share_that_cannot_be_is_one_sentence(tmp_path: Path, size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output = save(make_table(), tmp_path / "rows.parquet"), tmp_path / "out.csv"
+    assert run("select", path, "--target", "bought", f"--size={size}", "-o", output) == 2
+    said = capsys.readouterr().err
+    assert "size must be a whole number" in said and said.count("\n") == 1 and not output.exists()
+
+
+def test_a_rate_is_told_of_many_rows_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in (120, 10_000):
+        path = save(make_table(n), tmp_path / "rows.parquet")
+        options = ["--target", "bought", "--size", 9, "--memory", "reservoir", "-o", tmp_path / "o.csv"]
+        assert run("select", path, *options) == 0
+        assert ("rows per second" in capsys.readouterr().out) is (n == 10_000)
+
+
 def test_regression_and_arrays_work(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(200, 3))

@@ -25,6 +25,7 @@ from recollect.tables.options import (
     Folder,
     Output,
     Size,
+    SizeOnce,
     SomeFiles,
     Target,
     changed_settings,
@@ -34,7 +35,7 @@ from recollect.tables.options import (
     settings_once,
     takes,
 )
-from recollect.tables.saying import added, matching, remarks, scarce, sentences, told
+from recollect.tables.saying import added, matching, pace, remarks, scarce, sentences, told
 from recollect.terminal import Interrupted, counted, say
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def columns(
 def select(
     files: Files,
     target: Target,
-    size: Size,
+    size: SizeOnce,
     output: Annotated[Path | None, Output.__metadata__[0]] = None,
     dry_run: DryRun = False,
     **options: Any,
@@ -87,8 +88,10 @@ def select(
     """Choose a few rows of tables. They represent all rows, each with a weight, and are written to a table."""
     from recollect.tables import WRITTEN, export_table, select_rows
     from recollect.tables.documents import check_outside
+    from recollect.tables.settings import parse_size
 
-    settings = settings_once(target, size, options)
+    number, share = parse_size(size)
+    settings = settings_once(target, number, options)
     if output is None and not dry_run:
         raise ValueError("there must be a file to write to, got none: pass --output, or --dry-run to see the columns")
     network = _network(settings.model)
@@ -103,6 +106,7 @@ def select(
         held, taken = select_rows(
             settings,
             sources,
+            share=share,
             make_network=network,
             progress=_shown(options),
             say=_to_errors(options),
@@ -113,9 +117,8 @@ def select(
     lines = [
         *held.account.notes(),
         f"{counted(rows, 'row')} of {taken.rows:,}, for {held.encoding.task} of {target!r}: {output}",
-        f"{counted(held.encoding.n_features, 'feature')}; {taken.rows / taken.seconds:,.0f} rows per second, "
-        f"{taken.reading_seconds / taken.seconds:.0%} of the time for reading and encoding{matching(taken)}",
-        *remarks(taken, rows, settings, few=scarce(held, taken.class_counts)),
+        f"{counted(held.encoding.n_features, 'feature')}{pace(taken)}{matching(taken)}",
+        *remarks(taken, rows, held.settings, few=scarce(held, taken.class_counts)),
         *added(held),
     ]
     _answer(answer | {"account": held.account.as_data()}, lines, options)

@@ -19,7 +19,7 @@ from recollect.tables.reading import Reading, opened, retyped
 from recollect.tables.reading.cutting import cut
 from recollect.tables.reading.pieces import plain
 from recollect.tables.selecting import select_rows, typed_table
-from recollect.tables.settings import Settings, check_name, memory_once, parse_bytes
+from recollect.tables.settings import Settings, check_name, memory_once, parse_bytes, parse_size
 from recollect.terminal import say
 from recollect.warning import warn
 
@@ -27,7 +27,7 @@ from recollect.warning import warn
 def select(
     data: Any,
     target: str,
-    size: int,
+    size: float,
     *,
     memory: str = "auto",
     task: Task | None = None,
@@ -52,7 +52,7 @@ def select(
         data: a table of pandas, polars or pyarrow, or a batch of pyarrow; or files: a path, a glob, a folder, an
             address, or several of these.
         target: the column to be predicted.
-        size: how many rows to keep.
+        size: how many rows to keep: a whole number, or a fraction of all up to 1.
         memory: "clustering" (k-means by class), "recollect" (gradient matching), "reservoir", "class-balanced" or
             "sliding-window". "auto" is "clustering", unless `class_weight`, `min_per_class` or `network` is given,
             which need "recollect".
@@ -80,9 +80,10 @@ def select(
         (['x', 'y', 'weight'], True)
     """
     limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    number, share = parse_size(size)
     settings = Settings(
         target,
-        size,
+        number,
         memory_once(memory, class_weight, min_per_class, network),
         task,
         tuple(ignore),
@@ -96,13 +97,16 @@ def select(
     )
     if not is_frame(data):
         with opened(_patterns(data), settings.reading) as sources:
-            held, taken = select_rows(settings, sources, make_network=network, progress=progress, say=_teller(progress))
+            held, taken = select_rows(
+                settings, sources, share=share, make_network=network, progress=progress, say=_teller(progress)
+            )
         _warn(taken)
         return typed_table(held)
     data = _collected(data)  # once: a lazy query need not have its rows in the same order twice
     table = retyped(as_table(data), plain)
     found = _examine(settings, table)
-    held = TableMemory.for_examined(settings, table.schema, found, {}, network, all_known=True, progress=progress)
+    options: dict[str, Any] = {"all_known": True, "share": share, "progress": progress}
+    held = TableMemory.for_examined(settings, table.schema, found, {}, network, **options)
     places = np.arange(table.num_rows)
     if settings.reading.drop_missing_target:
         places = places[~held.encoding.unlabelled(table)]

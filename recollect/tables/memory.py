@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from recollect import models
+from recollect.checks import check_size
 from recollect.classes import LostClassWarning
 from recollect.embedding import MakeModel
 from recollect.estimating import estimate
@@ -106,15 +107,18 @@ class TableMemory:
         make_network: MakeNetwork | None = None,
         *,
         all_known: bool = False,
+        share: float | None = None,
         progress: bool = False,
         examine: Callable[..., tuple[pa.Schema, Examined]] = examine_files,
     ) -> "TableMemory":
-        """An empty memory for tables like these; nothing but these will come if all is known."""
+        """An empty memory for tables like these; nothing but these will come if all is known.
+
+        Of a share of all rows, there are as many places as it comes to, whatever the settings say.
+        """
         known = recognised(sources, settings.reading)
         schema, found = examine(settings, known, progress=progress)
-        return cls.for_examined(
-            settings, schema, found, read_as(known), make_network, all_known=all_known, progress=progress
-        )
+        options: dict[str, Any] = {"all_known": all_known, "share": share, "progress": progress}
+        return cls.for_examined(settings, schema, found, read_as(known), make_network, **options)
 
     @classmethod
     def for_examined(
@@ -126,9 +130,12 @@ class TableMemory:
         make_network: MakeNetwork | None = None,
         *,
         all_known: bool = False,
+        share: float | None = None,
         progress: bool = False,
     ) -> "TableMemory":
         """The same, for rows that were looked at already."""
+        if share is not None:
+            settings = replace(settings, size=check_size(share, found.rows, "rows"))
         encoding = found.encoding(drop_missing_target=settings.reading.drop_missing_target)
         if all_known and settings.classes is None and len(encoding.classes) > 1:
             settings = replace(settings, classes=len(encoding.classes))

@@ -24,6 +24,9 @@ SomeFiles = Annotated[
 Folder = Annotated[Path, typer.Argument(help="The store's folder.")]
 Target = Annotated[str, typer.Option(help="The column to be predicted.")]
 Size = Annotated[int, typer.Option(help="How many rows to keep.")]
+SizeOnce = Annotated[
+    str, typer.Option("--size", metavar="<int|share>", help="How many rows to keep, or a part of all, such as 1%.")
+]
 Output = Annotated[Path, typer.Option("--output", "-o", help="A table to write: csv, parquet, ndjson or arrow.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what columns were read as, and write nothing.")]
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 _FEW, _CAME = 5, 50  # rows kept of a class that a model can hardly learn it from, though so many came
+_MANY = 10_000  # rows from which on a rate says something
 _ENOUGH = 30  # rows of a class that are advised, if there is room
 
 
@@ -41,6 +42,14 @@ def sentences(source: "Source", done: "Update", settings: "Settings", first: boo
     yield from (f"  {sentence}" for sentence in done.taken.drift.sentences())
     found = remarks(done.taken, done.kept, settings, "a new store with ", done.scarce, done.seen)
     yield from (f"  {remark}" for remark in found)
+
+
+def pace(taken: "Taken") -> str:
+    """How fast rows were taken in; nothing where there are few, as setting out takes longer than they do."""
+    if taken.rows < _MANY:
+        return ""
+    reading = taken.reading_seconds / taken.seconds
+    return f"; {taken.rows / taken.seconds:,.0f} rows per second, {reading:.0%} of the time for reading and encoding"
 
 
 def matching(taken: "Taken") -> str:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ def select_rows(
     settings: Settings,
     sources: Sequence[Path | Source],
     *,
+    share: float | None = None,
     make_network: MakeNetwork | None = None,
     progress: bool = False,
     say: Callable[[str], None] = lambda text: None,
@@ -33,12 +35,13 @@ def select_rows(
     """Choose rows of all files together; they are read twice, once to decide how columns are encoded.
 
     Rows that do not fit the memory limit at once are taken in one block after the other, as a stream. Files are read by
-    the workers of a cluster if there are any.
+    the workers of a cluster if there are any. If a share is given, that part of all rows is chosen.
     """
     examine = examine_files if workers is None else workers.examine
     known = recognised(sources, settings.reading)
     check_unchanged = watched(known)
-    held = TableMemory.for_files(settings, known, make_network, all_known=True, progress=progress, examine=examine)
+    options: dict[str, Any] = {"all_known": True, "share": share, "progress": progress, "examine": examine}
+    held = TableMemory.for_files(settings, known, make_network, **options)
     skipped = Skipped()
     if workers is None:
         rows = (conform(piece, held.schema, source) for source in known for piece in pieces(source, skipped))

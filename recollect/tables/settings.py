@@ -146,6 +146,28 @@ def memory_once(memory: str, *needs_gradients: object) -> str:
     return "clustering" if memory == "auto" and not any(needs_gradients) else memory
 
 
+def parse_size(size: float | str) -> tuple[int, float | None]:
+    """How many rows to keep, and the share of all that this is, if that was said; then their number is not yet known.
+
+    Args:
+        size: a whole number, or a fraction of all up to 1; as text, a percentage as well.
+
+    Example:
+        >>> parse_size(100), parse_size("1%"), parse_size(0.05)
+        ((100, None), (1, 0.01), (1, 0.05))
+    """
+    number: object = size
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(?:(\d+)|(\d*\.?\d+)\s*(%?))\s*", size)
+        if match is not None:
+            number = int(match[1]) if match[1] else float(match[2]) / (100 if match[3] else 1)
+    if isinstance(number, float) and 0 < number <= 1:
+        return 1, number
+    if isinstance(number, float | str):
+        raise ValueError(f"size must be a whole number, or a part of all rows such as 1% or 0.01, got {size!r}")
+    return check_count("size", number), None  # type: ignore[arg-type]
+
+
 def parse_bytes(text: str) -> int:
     """A number of bytes as people write it.
 
