@@ -34,7 +34,8 @@ def accuracy(outputs: Any, targets: Any) -> float:
             "outputs must have a column for each of several classes, got one: of a model that says yes or no, compare "
             "outputs[:, 0] > 0 with the targets"
         )
-    return float((outputs.argmax(1) == targets.to(outputs.device)).double().mean())
+    scores = outputs.byte() if outputs.dtype == torch.bool else outputs  # truth values have no argmax in torch
+    return float((scores.argmax(1) == targets.to(outputs.device)).double().mean())
 
 
 def accuracies(predict: Callable[[Any], Any], tests: Iterable[tuple[Any, Any]]) -> list[float]:

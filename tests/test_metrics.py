@@ -38,6 +38,7 @@ def test_lists_and_arrays_are_as_good_as_tensors() -> None:
         assert metrics.forward_transfer(values, [0.0, 0.05, 0.1]) == pytest.approx(0.125)
     assert metrics.accuracy([[1.0, 0.0], [0.0, 1.0]], [0, 0]) == 0.5
     assert metrics.accuracy(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 0])) == 0.5
+    assert metrics.accuracy([[True, False], [False, True]], [0, 0]) == 0.5
 
 
 @pytest.mark.parametrize("bad", [None, "text", [[1.0], [1.0, 2.0]], object(), [["a"]], torch.eye(2).to_sparse(), {}])
