@@ -284,6 +284,8 @@ def check_examples(inputs: Any, targets: Any) -> tuple[Inputs, Tensor]:
     targets = as_tensor(targets, "targets")
     if targets.ndim == 0:
         raise ValueError("targets must have one entry per example, got a single number: pass a vector")
+    if len(targets) and not targets.numel():
+        raise ValueError(f"targets must have at least one number per example, got shape {tuple(targets.shape)}")
     _check_rows(inputs, len(targets), "targets")
     _check_finite(targets, "targets")
     return inputs, targets

@@ -52,6 +52,16 @@ def test_odd_arrays_are_refused_in_one_sentence(what: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize("shape", [(12, 0), (12, 3, 0)])
+def test_targets_without_numbers_are_refused(shape: tuple[int, ...]) -> None:
+    for take in (
+        partial(rc.select, make_model, X, torch.zeros(shape), 3, loss="squared_error"),
+        partial(rc.Clustering(3).update, X, torch.zeros(shape)),
+    ):
+        with pytest.raises(ValueError, match=r"^targets must have at least one number per example, got shape \(12, "):
+            take()
+
+
 @pytest.mark.parametrize(
     "array",
     [

@@ -205,6 +205,7 @@ BAD_BATCHES: dict[str, tuple[Tensor, Tensor, str]] = {
     "nan": (torch.full((3, 4), torch.nan), torch.zeros(3, dtype=torch.long), "inputs must be finite, got NaN"),
     "infinite": (torch.full((3, 4), torch.inf), torch.zeros(3, dtype=torch.long), "inputs must be finite"),
     "lengths": (torch.zeros(3, 4), torch.zeros(2, dtype=torch.long), "must have the same length, got 3 and 2"),
+    "no numbers": (torch.zeros(3, 4), torch.zeros(3, 0), "targets must have at least one number per example"),
     "shape": (torch.zeros(3, 5), torch.zeros(3, dtype=torch.long), "must keep the shape (4,)"),
     "type": (torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.long), "must keep the type"),
     "structure": ((torch.zeros(3, 4),), torch.zeros(3, dtype=torch.long), "must keep their structure"),  # type: ignore[dict-item]
