@@ -1,6 +1,7 @@
 """What holds for every learner."""
 
 import copy
+import dataclasses
 import inspect
 import io
 import math
@@ -93,6 +94,21 @@ def test_predictions_are_outputs_and_determined_by_the_seed(make: Callable[..., 
     assert not first.requires_grad
     drawn = [make(rc.Reservoir(12), seed=seed)._fresh_model().state_dict() for seed in (0, 1)]
     assert not all(torch.equal(value, drawn[1][name]) for name, value in drawn[0].items())
+
+
+def test_one_number_per_example_is_learned_with_or_without_a_column(make: Callable[..., rc.Learner]) -> None:
+    inputs, _ = examples(60)
+    quantities, predicted = inputs.sum(1), []
+    for shape in ((-1,), (-1, 1)):
+
+        def column(shape: tuple[int, ...] = shape) -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 1), nn.Unflatten(1, (1,)) if len(shape) == 2 else nn.Flatten(0))
+
+        learner = dataclasses.replace(make(rc.Reservoir(12)), make_model=column, loss="squared_error", epochs=2)
+        for x, y in zip(inputs.split(20), quantities.reshape(shape).split(20), strict=True):
+            learner.observe(x, y)
+        predicted.append(learner.predict(inputs))
+    assert predicted[0].shape == (60,) and torch.equal(predicted[0], predicted[1][:, 0])
 
 
 @pytest.mark.parametrize("memory", FACTORIES)
