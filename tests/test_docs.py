@@ -130,7 +130,9 @@ def test_the_page_of_memories_tells_what_the_results_of_larger_memories_say() ->
     lines = re.findall(r"^\| (500|2000|5000) \| (.*) \|$", page, re.MULTILINE)
     assert len(lines) == 3
     for size, told in lines:
-        for name, text in zip(("covertype", "ldpa", "walking-activity"), told.split(" | "), strict=True):
+        for name, text in zip(
+            ("covertype", "ldpa", "walking-activity", "mnist", "fashion-mnist"), told.split(" | "), strict=True
+        ):
             cells = [found["gdumb", name, memory, int(size)] for memory in ("recollect", "clustering")]
             means = ", ".join(f"{cell.mean:.1f}" for cell in cells)
             assert text == f"{means} ({cells[0].seeds})", (name, size)
