@@ -15,7 +15,7 @@ import recollect
 from recollect.files import check_output
 from recollect.tables.commands import add_commands
 from recollect.tables.wording import in_shell
-from recollect.terminal import Interrupted, cell, say
+from recollect.terminal import Interrupted, cell, say, warnings_as_lines
 
 # Newer versions of typer carry their own copy of click; the class of usage errors is reached through what they export.
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -203,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     wrong: str | None = None
     code = 2
     try:
-        with in_shell():
+        with in_shell(), warnings_as_lines():
             code = app(args=arguments, standalone_mode=False) or 0
     except UsageError as error:
         wrong = _usage(error, arguments)

@@ -1,5 +1,10 @@
 """What people see in a terminal: plain lines, in which nothing that came from outside can act."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import typer
 from rich.markup import escape
 
@@ -27,6 +32,22 @@ def say(*lines: object, err: bool = False) -> None:
     """Print lines as they are, whatever is in them."""
     for line in lines:
         typer.echo(printable(line), err=err)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Show warnings to users as a line each, without the place in the code that Python adds."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, UserWarning):
+                say(f"recollect: warning: {message}", err=True)
+            else:
+                shown(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

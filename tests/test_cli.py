@@ -97,6 +97,13 @@ def test_help_and_version(arguments: list[str], capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out
 
 
+def test_a_warning_is_one_line(tmp_path: Path) -> None:
+    options = ["--rows", "60", "--size", "5", "--epochs", "1", "--results", str(tmp_path / "results.jsonl")]
+    told = run("run", *options).stderr.splitlines()
+    assert [line for line in told if "LostClassWarning" in line or "callback" in line] == []
+    assert any(line.startswith("recollect: warning: each class should keep an example") for line in told)
+
+
 def stopped(*arguments: object) -> int:
     with pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
