@@ -217,9 +217,11 @@ class Matching(Memory):
     def _take_stream(self, stream: Incoming) -> None:
         """Look at each example once, on the way in; if they are few, as if they had come whole."""
         batches = stream.batches(self.seen, like=self._batch)
-        first, count = [next(batches)], 0
-        while self._choosing.room(count := sum(map(len, first))) and (batch := next(batches, None)) is not None:
+        first = [next(batches)]
+        count = len(first[0])
+        while self._choosing.room(count) and (batch := next(batches, None)) is not None:
             first.append(batch)
+            count += len(batch)
         if self._choosing.room(count):
             self._take_in(*self._beside_held(Batch.joined(first)), count)
             return
